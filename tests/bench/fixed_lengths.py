@@ -82,7 +82,7 @@ class Row(OutputSink):
         """Does nothing: the program looks at times of its own."""
 
     def fill(self, num_open: int) -> None:
-        """Submits requests until `num_open` of them have not ended."""
+        """Submits requests until `num_open` have not ended."""
         count = num_open - (len(self.requests) - self.num_ended)
         requests = [self.engine.request(job, self) for job in itertools.islice(self.jobs, count)]
         self.requests += requests

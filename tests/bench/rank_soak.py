@@ -157,7 +157,7 @@ async def kill_ranks(stub: EngineServiceStub, every_s: float, num_periods: int) 
 
 
 def are_there(ranks: Sequence[RankInfo], kills: list[Kill]) -> bool:
-    """Whether all ranks live; a restart that still goes on shows those that are gone."""
+    """Whether all ranks live; a restart that still goes on shows the ranks before it."""
     gone = {kill.pid for kill in kills}
     live = [each for each in ranks if each.pid not in gone and psutil.pid_exists(each.pid)]
     return 0 < len(live) == len(ranks)

@@ -85,7 +85,7 @@ def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def copy_speeds(device: torch.device) -> CopySpeeds:
-    """Measures copies of 1 GiB, the best of several; without a GPU, a rehearsal of them."""
+    """Measures copies of 1 GiB, the best of several, or less without a GPU."""
     num_bytes = COPIED_BYTES[device.type]
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda").zero_()
     there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
