@@ -15,6 +15,7 @@ from tests.support.engine_client import engine_stub, get_stats
 from tests.support.processes import ServiceProcess
 
 SETTLE_S = 30.0
+GRAMMARS = "services.engine.grammar.probe"
 
 
 class Process(Protocol):
@@ -28,7 +29,8 @@ class Process(Protocol):
 def worker_of(engine: ServiceProcess) -> psutil.Process:
     """Returns the engine's worker process.
 
-    A worker may have processes of its own, and one that was replaced may not be reaped yet.
+    A worker may have processes of its own, and one that was replaced may not be reaped yet. The
+    engine may have a process for grammars, of a test before that shares it.
     """
     others = {each.pid: each for each in children(engine)}
     (worker,) = [each for each in others.values() if _is_first(each, others)]
@@ -37,7 +39,8 @@ def worker_of(engine: ServiceProcess) -> psutil.Process:
 
 def _is_first(process: psutil.Process, others: Container[int]) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE and process.ppid() not in others
+        is_worker = process.status() != psutil.STATUS_ZOMBIE and GRAMMARS not in process.cmdline()
+        return is_worker and process.ppid() not in others
     return False
 
 

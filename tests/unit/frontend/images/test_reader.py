@@ -19,7 +19,6 @@ from services.frontend.images.reader import ImageReader
 from tests.support.hostile_images import disarmed_files, refused_files
 from tests.support.image_files import encoded, ihdr, picture, png
 from tests.support.image_settings import settings_text
-from tests.support.loop_time import LoopTime
 from tests.support.waiting import until
 
 IMAGE = encoded(picture(120, 90), "PNG")
@@ -122,16 +121,12 @@ async def test_a_process_has_limits_of_memory_files_and_processor_time():
 
 
 async def test_an_image_that_takes_too_long_ends_its_process_alone():
-    async with reading() as reader:
+    limit_s = 6.0  # longer than a busy machine holds a process up that is not stopped
+    async with reading(limits=ImageLimits(timeout_s=limit_s)) as reader:
         await reader.read(IMAGE)
         helpers()[0].suspend()
-        late = asyncio.create_task(reader.read(IMAGE))
-        time = LoopTime()
-        while not late.done():
-            time.wind(10)
-            await asyncio.sleep(0.01)
-        with pytest.raises(InvalidRequestError, match="decoding it took over 60 s"):
-            await late
+        with pytest.raises(InvalidRequestError, match="decoding it took over 6 s"):
+            await reader.read(IMAGE)
         assert helpers() == []
         assert (await reader.read(IMAGE)).tokens
 
