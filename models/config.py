@@ -6,6 +6,7 @@ from typing import Literal
 
 from models.config_sections import windows
 from models.config_sections.aliases import with_common_names
+from models.config_sections.block_index import BlockIndexConfig, read_block_index
 from models.config_sections.compression import CompressionConfig, read_compression
 from models.config_sections.families import (
     DRAFTING_ARCHITECTURES,
@@ -131,6 +132,7 @@ class ModelConfig:
     hyper: HyperConfig | None = None
     values: ValueConfig | None = None
     """Values, if they are shorter than keys."""
+    block_index: BlockIndexConfig | None = None
     is_text_part: bool = False
     """Whether the checkpoint has other parts, too, which are passed over."""
 
@@ -234,6 +236,7 @@ class ModelConfig:
             hyper=read_hyper_connections(fields),
             local_heads=local_heads,
             values=read_values(fields, head_dim),
+            block_index=read_block_index(fields, num_layers, heads),
             is_text_part=is_wrapper(whole),
             lacks_head=with_decoder_class(whole) is not whole,
             vision=vision,

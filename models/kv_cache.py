@@ -10,7 +10,8 @@ from models.state_cache import StateCacheData, StateSpec
 FP8_CACHE_DTYPE = FP8
 """Dtype of cached keys and values that have scales."""
 ROTATED_CACHE_DTYPE = torch.bfloat16
-"""Dtype of the rotated elements of an entry whose latent vector is FP8."""
+"""Dtype of what an FP8 cache keeps without scales: the rotated elements of latent entries, and keys
+for an index of blocks."""
 SMALLEST_HEAD = 1e-30
 """Least magnitude that the scale of a cached head is made from; it keeps scales normal floats."""
 
@@ -24,6 +25,7 @@ class KVCacheData:
     NaN is NaN.
 
     k_scale, v_scale: [N, B, Hk] float32, factors of each FP8 head of k and v; else None.
+    index_keys: [N, B, I], the tokens' keys for an index of blocks, 16 or more bits; None without.
     block_stride: blocks of the tensors that one of the pool takes, of which it uses the first.
     """
 
@@ -31,6 +33,7 @@ class KVCacheData:
     v: torch.Tensor
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    index_keys: torch.Tensor | None = None
     block_stride: int = 1
 
     @property
@@ -43,6 +46,8 @@ class KVCacheData:
         tensors = {"k": self.k, "v": self.v}
         if self.k_scale is not None and self.v_scale is not None:
             tensors |= {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        if self.index_keys is not None:
+            tensors["index_keys"] = self.index_keys
         return tensors
 
 
@@ -114,6 +119,8 @@ class KVCacheSpec:
     """Query heads that read it."""
     num_kv_heads: int
     head_dim: int
+    index_dim: int = 0
+    """Size of a token's key for an index of blocks, which all heads share; 0 without one."""
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Returns the memory of a block of as many tokens."""
@@ -122,7 +129,8 @@ class KVCacheSpec:
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns the memory of one token in a cache of `dtype`."""
         scale_bytes = torch.float32.itemsize if dtype == FP8_CACHE_DTYPE else 0
-        return 2 * self.num_kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)
+        index_bytes = self.index_dim * _index_dtype(dtype).itemsize
+        return 2 * self.num_kv_heads * (self.head_dim * dtype.itemsize + scale_bytes) + index_bytes
 
     def state_units(self, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
         """Returns the parts of a block that can hold units of a state, and the bytes of each."""
@@ -155,10 +163,21 @@ class KVCacheSpec:
         else:
             shape = (2, num_blocks * stride, block_size, self.num_kv_heads, self.head_dim)
             k, v = memory.view(dtype).view(shape)
+        index_keys = None
+        if self.index_dim:
+            sizes = (num_blocks * stride, block_size, self.index_dim)
+            index_keys = torch.zeros(sizes, dtype=_index_dtype(dtype), device=device)
         if dtype != FP8_CACHE_DTYPE:
-            return KVCacheData(k=k, v=v, block_stride=stride)
+            return KVCacheData(k=k, v=v, index_keys=index_keys, block_stride=stride)
         scales = [allocate(dtype=torch.float32) for _ in range(2)]
-        return KVCacheData(k=k, v=v, k_scale=scales[0], v_scale=scales[1], block_stride=stride)
+        return KVCacheData(
+            k=k,
+            v=v,
+            k_scale=scales[0],
+            v_scale=scales[1],
+            index_keys=index_keys,
+            block_stride=stride,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +283,11 @@ class RowCacheSpec:
             own = memory[0].view(dtype)[:, : num_rows * self.size]
             rows = own.view(num_blocks, num_rows, self.size)
         return RowCacheData(rows=rows, rate=self.rate, block_tokens=block_size)
+
+
+def _index_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of keys for an index of blocks, which have no scales."""
+    return ROTATED_CACHE_DTYPE if dtype == FP8_CACHE_DTYPE else dtype
 
 
 TokenSpec = KVCacheSpec | LatentCacheSpec | RowCacheSpec

@@ -49,6 +49,7 @@ OWN_ARCHITECTURES = {
     "MiMoV2FlashForCausalLM": "models.mimo_v2.MiMoV2FlashForCausalLM",
     "MiniMaxForCausalLM": "models.minimax.MiniMaxForCausalLM",
     "MiniMaxM2ForCausalLM": "models.minimax_m2.MiniMaxM2ForCausalLM",
+    "MiniMaxM3VLForCausalLM": "models.minimax_m3.MiniMaxM3VLForCausalLM",
     "Ministral3ForCausalLM": "models.llama.LlamaForCausalLM",
     "Mistral4ForCausalLM": "models.deepseek_v2.DeepseekV2ForCausalLM",
     "MistralForCausalLM": "models.llama.LlamaForCausalLM",
@@ -73,15 +74,12 @@ OWN_ARCHITECTURES = {
 }
 """Architecture of config.json -> the class that runs it, for code that must not import torch."""
 
-FAMILIES_WITH_NORMS_FROM_ONE = (
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-)
+_QWEN_WITH_STATES = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+FAMILIES_WITH_NORMS_FROM_ONE = (*_QWEN_WITH_STATES, "MiniMaxM3VLForCausalLM")
 """Families besides Gemma that add one to the stored weights of norms."""
 
 FAMILIES_WITH_STATES = (
-    *FAMILIES_WITH_NORMS_FROM_ONE,
+    *_QWEN_WITH_STATES,
     "BailingHybridForCausalLM",
     "FalconH1ForCausalLM",
     "GraniteMoeHybridForCausalLM",
@@ -109,6 +107,7 @@ FAMILIES_OF_EXPERTS = frozenset(
         "KimiLinearForCausalLM",
         "MiMoV2FlashForCausalLM",
         "MiniMaxM2ForCausalLM",
+        "MiniMaxM3VLForCausalLM",
         "Mistral4ForCausalLM",
         "MistralLarge3ForCausalLM",
         "MixtralForCausalLM",
@@ -130,6 +129,9 @@ FAMILIES_WITH_COMPRESSION = ("DeepseekV4ForCausalLM",)
 FAMILIES_WITH_LOCAL_DRAFTS = ("DeepseekV4ForCausalLM", "MiMoV2FlashForCausalLM")
 """Families whose draft layers have a window."""
 
+FAMILIES_WITH_CHOSEN_BLOCKS = ("MiniMaxM3VLForCausalLM",)
+"""Families with layers whose queries attend to the blocks of keys that an index chooses."""
+
 FAMILIES_WITHOUT_POSITIONS = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 """Families whose attention does not rotate queries and keys."""
 
@@ -150,6 +152,7 @@ FAMILIES_WITHOUT_WINDOWS = (
     "InternLM3ForCausalLM",
     "LlamaForCausalLM",
     "MiniMaxM2ForCausalLM",
+    "MiniMaxM3VLForCausalLM",
     "Mistral4ForCausalLM",
     "MistralLarge3ForCausalLM",
     "Olmo2ForCausalLM",

@@ -287,6 +287,17 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 5e6,
         "scoring_func": "sigmoid",
     },
+    "MiniMaxM3VLForCausalLM": {
+        "dense_intermediate_size": 12288,
+        "head_dim": 128,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5e6,
+        "routed_scaling_factor": 2.0,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 3072,
+        "swiglu_limit": 7.0,
+    },
     "Mistral4ForCausalLM": _MISTRAL_4,
     "MistralLarge3ForCausalLM": _MISTRAL_4,
     "Qwen3VLMoeForCausalLM": {

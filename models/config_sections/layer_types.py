@@ -1,6 +1,7 @@
 """Names of the kinds of a model's layers, in config.json."""
 
 from models.config_sections.families import (
+    FAMILIES_WITH_CHOSEN_BLOCKS,
     FAMILIES_WITH_CHUNKS,
     FAMILIES_WITH_COMPRESSION,
     FAMILIES_WITH_STATES,
@@ -14,6 +15,8 @@ ATTENTION_TYPES = (
     "deepseek_sparse_attention",  # name of indexed_attention in transformers 5.17
 )
 CHUNKED = "chunked_attention"
+CHOSEN_BLOCKS = "minimax_m3_sparse"
+"""Blocks of keys that an index chooses."""
 SPARSE_COMPRESSED = "compressed_sparse_attention"
 """Recent keys, and compressed ones that an index chooses."""
 HEAVILY_COMPRESSED = "heavily_compressed_attention"
@@ -40,11 +43,15 @@ def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
         return _types_of_mimo(fields, num_layers)
     if types is None and fields.architecture() in FAMILIES_WITH_COMPRESSION:
         return _compressed_types(fields, num_layers)
+    if types is None and fields.architecture() in FAMILIES_WITH_CHOSEN_BLOCKS:
+        return _types_of_chosen_blocks(fields, num_layers)
     if types is None:
         return _implied_types(fields, num_layers) if has_states else None
     known: tuple[str, ...] = ATTENTION_TYPES
     if fields.architecture() in FAMILIES_WITH_CHUNKS:
         known = ("full_attention", CHUNKED)
+    if fields.architecture() in FAMILIES_WITH_CHOSEN_BLOCKS:
+        known = ("full_attention", CHOSEN_BLOCKS)
     if fields.architecture() in FAMILIES_WITH_COMPRESSION:
         known = ("sliding_attention", SPARSE_COMPRESSED, HEAVILY_COMPRESSED)
     if has_states:
@@ -108,6 +115,18 @@ def _types_of_mimo(fields: Fields, num_layers: int) -> tuple[str, ...]:
     if not is_list or any(each not in (0, 1) for each in pattern):
         raise fields.error("hybrid_layer_pattern", "0 or 1 for every layer; 1 has a window")
     return tuple("sliding_attention" if each else "full_attention" for each in pattern)
+
+
+def _types_of_chosen_blocks(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Returns the kinds of layers by sparse_attention_freq; without it none chooses blocks."""
+    section = fields.section("sparse_attention_config")
+    if not section.has("sparse_attention_freq"):
+        return ("full_attention",) * num_layers
+    chooses = section.values["sparse_attention_freq"]
+    is_list = isinstance(chooses, list) and len(chooses) == num_layers
+    if not is_list or any(each not in (0, 1) for each in chooses):
+        raise section.error("sparse_attention_freq", "0 or 1 for every layer; 1 chooses blocks")
+    return tuple(CHOSEN_BLOCKS if each else "full_attention" for each in chooses)
 
 
 def _compressed_types(fields: Fields, num_layers: int) -> tuple[str, ...]:

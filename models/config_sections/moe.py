@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from models.config_sections.families import FAMILIES_WITH_COMPRESSION
+from models.config_sections.families import (
+    FAMILIES_WITH_CHOSEN_BLOCKS,
+    FAMILIES_WITH_COMPRESSION,
+)
 from models.config_sections.fields import Fields
 from models.config_sections.gemma4 import GEMMA_4
 from models.config_sections.layer_types import read_layer_types
@@ -97,7 +100,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
     shared_size = size * fields.count("n_shared_experts", 0, minimum=0)
     if has_shared_gate:
         shared_size = fields.count("shared_expert_intermediate_size")
-    if fields.architecture() == _GRANITE_HYBRID:
+    if fields.architecture() in (_GRANITE_HYBRID, *FAMILIES_WITH_CHOSEN_BLOCKS):
         shared_size = fields.count("shared_intermediate_size")
     elif is_nemotron:
         shared_size = fields.count("moe_shared_expert_intermediate_size")
@@ -157,6 +160,8 @@ def read_inner_size(fields: Fields) -> int:
     """
     if fields.architecture() == _GRANITE_HYBRID:
         return fields.count("shared_intermediate_size")
+    if fields.architecture() in FAMILIES_WITH_CHOSEN_BLOCKS:
+        return fields.count("dense_intermediate_size")
     name = "moe_intermediate_size"
     size = fields.count("intermediate_size", fields.count(name) if fields.has(name) else None)
     if fields.architecture() != "Lfm2ForCausalLM" or not fields.flag(

@@ -1,16 +1,16 @@
-"""A cache entry of a layer that keeps several."""
+"""A cache entry of a layer that keeps several, or whose attention reads all keys from the cache."""
 
 import torch
 from torch import nn
 
-from models.kv_cache import RowCacheSpec
+from models.kv_cache import TokenSpec
 from models.ops.attention.cudagraph_support import AttentionCGSupport, attention_cudagraph_support
 
 
 class CacheEntry(nn.Module):
-    """Names one of the cache entries of a layer; it computes nothing."""
+    """Names a cache entry of a layer; it computes nothing."""
 
-    def __init__(self, layer_index: int, spec: RowCacheSpec) -> None:
+    def __init__(self, layer_index: int, spec: TokenSpec) -> None:
         super().__init__()
         self.layer_index = layer_index
         self.cache_spec = spec

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from models.config import ModelConfig
 from models.config_sections.moe import MoeConfig
+from models.layers.clamped_mlp import dense_mlp
 from models.layers.experts import Experts
-from models.layers.gated_mlp import GatedMLP
 from models.layers.hyper_connection import HyperDecoder
 from models.layers.moe import moe_config
 from models.layers.weight import Replicated, empty_parameter
@@ -71,26 +71,6 @@ class HashRouter(RootRouter):
         return self.tid2eid[token_ids]
 
 
-class ClampedMLP(GatedMLP):
-    """A dense feed-forward layer that clamps gate and up, as experts do; ranks add up outputs."""
-
-    def __init__(self, config: ModelConfig, group: ParallelGroup, moe: MoeConfig) -> None:
-        super().__init__(config, group, intermediate_size=moe.shared_size, is_reduced=False)
-        self._limit = moe.swiglu_limit
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [T, hidden] to [T, hidden]."""
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        if self._limit is not None:
-            gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
-        output: torch.Tensor = self.down_proj(functional.silu(gate) * up)
-        return output
-
-    def expected_passes(self) -> tuple[str, ...]:
-        """Returns none: the compiler fuses the clamped gate by itself."""
-        return ()
-
-
 class HashDecoder(HyperDecoder):
     """A decoder of hyper layers that get the token ids."""
 
@@ -120,7 +100,7 @@ class HashMoE(nn.Module):
         size = config.hidden_size
         self.gate = HashRouter(config, moe) if is_hashed else RootRouter(size, moe)
         self.experts = Experts(size, moe, bias=False, group=group)
-        self.shared_experts = ClampedMLP(config, group, moe)
+        self.shared_experts = dense_mlp(config, group, moe.shared_size, is_reduced=False)
 
     def forward(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Maps [T, hidden] to [T, hidden]. token_ids: [T]; None after the first stage."""

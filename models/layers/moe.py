@@ -11,6 +11,7 @@ from models.batch_invariance import is_batch_invariant
 from models.config import ModelConfig
 from models.config_sections.families import FAMILIES_OF_EXPERTS
 from models.config_sections.moe import MoeConfig
+from models.layers.clamped_mlp import dense_mlp
 from models.layers.experts import Experts
 from models.layers.gated_mlp import GatedMLP
 from models.layers.weight import Replicated, empty_parameter
@@ -85,9 +86,7 @@ class FusedMoE(nn.Module):
         self._has_whole_experts = self.experts.placement is not None
         self.shared_experts: GatedMLP | None = None
         if moe.shared_size:
-            self.shared_experts = GatedMLP(
-                config, group, intermediate_size=moe.shared_size, is_reduced=False
-            )
+            self.shared_experts = dense_mlp(config, group, moe.shared_size, is_reduced=False)
         self.shared_expert_gate = SharedGate(config.hidden_size) if moe.has_shared_gate else None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -145,8 +144,8 @@ class FusedMoE(nn.Module):
         """Returns the compiler passes that must match something in the layer."""
         shared = self.shared_experts
         has_one = self._group.size == 1 and not self._gathers
-        # The fused operator has one input for both.
-        differs = self._moe.scales_input
+        # The fused operator has one input for both, and one gate.
+        differs = self._moe.scales_input or self._moe.swiglu_limit is not None
         if shared is None or differs or shared.has_packed_weights or not has_one:
             return ()
         return {"multi_stream"}
@@ -161,7 +160,7 @@ def feed_forward(
     """Returns a layer's feed-forward part: dense or with experts, by the config."""
     moe = moe_config(config)
     if layer_index in moe.dense_layers:
-        return GatedMLP(config, group)
+        return dense_mlp(config, group, config.intermediate_size)
     experts = experts_class(config.hidden_size, moe, bias=False, group=group)
     return FusedMoE(config, group, experts=experts)
 

@@ -1,4 +1,4 @@
-"""The stored tensors of a model's family, by name; stacks of experts as single ones."""
+"""The stored tensors of a model's family, by name; stacks and merged matrices as single ones."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -10,6 +10,7 @@ from models.loading.names import is_of_loaded_part, renamed
 _DECODER, _BARE_EMBEDDING = "model.", "embed_tokens.weight"
 """transformers stores decoders without a head without the prefix."""
 _HEADS = ("lm_head.", "score.")
+_MERGED = re.compile(r"(.*\.)gate_up_proj\.weight$")
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_scale)?$")
 
 
@@ -32,7 +33,10 @@ def by_model_name(
         name = renamed(prefix + tensor.name, model)
         if model.config.is_text_part and not is_of_loaded_part(name, model):
             continue
-        for own_name, each in _single_experts(name, tensor, model, single_names):
+        parts = _gate_and_up(name, tensor, model) or (
+            _single_experts(name, tensor, model, single_names)
+        )
+        for own_name, each in parts:
             if own_name in named:
                 other = named[own_name]
                 raise CheckpointError(
@@ -40,6 +44,24 @@ def by_model_name(
                 )
             named[own_name] = each
     return named
+
+
+def _gate_and_up(
+    name: str, tensor: CheckpointTensor, model: CausalLM
+) -> list[tuple[str, CheckpointTensor]]:
+    """Returns both halves of a merged matrix, with names, if the family's are apart; else none.
+
+    transformers writes them merged of classes whose released names it does not know.
+    """
+    match = _MERGED.match(name)
+    names = model.packed_modules_mapping.get("gate_up_proj", ())
+    if match is None or len(names) != 2 or tensor.code is not None:
+        return []
+    halves = zip(names, tensor.values.chunk(2), strict=True)
+    return [
+        (f"{match[1]}{part}.weight", CheckpointTensor(tensor.file, f"{tensor.name}[{part}]", rows))
+        for part, rows in halves
+    ]
 
 
 def _single_experts(

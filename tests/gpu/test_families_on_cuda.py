@@ -23,7 +23,7 @@ FAMILIES = [
     for name in (
         *("llama", "mistral_window", "internlm3", "qwen3", "qwen3_moe", "mixtral", "gpt_oss"),
         *("glm4_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
-        *("hy_v4", "llama4", "mimo_v2"),
+        *("hy_v4", "llama4", "mimo_v2", "minimax_m3"),
     )
     if name in VARIANTS  # older releases of transformers do not have all
 ]

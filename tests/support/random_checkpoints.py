@@ -27,7 +27,7 @@ VARIANTS = {
     if None not in row[:2]
 }
 
-_WITH_NORMS_FROM_ONE = ("gemma2", "gemma3", "qwen3_next", "qwen3_5")
+_WITH_NORMS_FROM_ONE = ("gemma2", "gemma3", "qwen3_next", "qwen3_5", "minimax_m3")
 """Beginnings of model types that add one to the weights of norms."""
 
 _OF_EACH_KIND = {
@@ -38,7 +38,7 @@ _OF_EACH_KIND = {
     *("deepseek_v2_groups", "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v32"),
     *("qwen3_next", "qwen3_5_odd", "granite_hybrid", "lfm2_odd", "kimi_linear_odd", "minimax"),
     *("falcon_h1_odd", "nemotron_h", "gemma4_moe", "gemma4_shared", "apertus", "cohere2_odd"),
-    *("glm_moe_dsa_shared", "minimax_m2", "ministral3_odd"),
+    *("glm_moe_dsa_shared", "minimax_m2", "minimax_m3", "ministral3_odd"),
     *("deepseek_v4", "hy_v4", "llama4"),
 }
 """Variants that have, together, every kind of layer, rotation, window and weight."""

@@ -102,18 +102,18 @@ def unified_attention_with_output(  # noqa: PLR0913  # an operator takes no data
         for query, group in queries_alone(q, metadata.groups, cache.k.shape[1]):
             attended = output[group.tokens]
             mask = seen_keys(group, sliding_window)
-            _attend(query, cache, group, mask, attended, sinks, scale, soft_cap)
+            attend_group(query, cache, group, mask, attended, sinks, scale, soft_cap)
         return
     for group in metadata.groups:
         tokens = group.tokens
         mask = seen_keys(group, sliding_window, key_ends)
-        _attend(q[tokens], cache, group, mask, output[tokens], sinks, scale, soft_cap)
+        attend_group(q[tokens], cache, group, mask, output[tokens], sinks, scale, soft_cap)
     attend_shared(q, cache, metadata, output, sliding_window, sinks, scale, soft_cap)
     if rounds:
         round_in_place(output)
 
 
-def _attend(
+def attend_group(
     q: torch.Tensor,
     cache: KVCacheData,
     group: AttentionGroup,
@@ -125,7 +125,7 @@ def _attend(
 ) -> None:
     """Computes one group: gathers its blocks once, then calls torch's fused attention.
 
-    mask: [G, 1, Q, L] bool, true where a query sees a key.
+    mask: [G, 1, Q, L] bool, true where a query sees a key; or for every kv head, [G, Hk, Q, L].
     """
     num_requests, num_queries = group.num_requests, group.num_queries
     _, num_heads, head_dim = q.shape

@@ -39,6 +39,7 @@ DEFAULT_SPLITTING_OPS = (
     "octavo::unified_attention_with_output",
     "octavo::latent_attention_with_output",
     "octavo::compressed_attention_with_output",
+    "octavo::block_sparse_attention_with_output",
     "octavo::gated_delta_net",
     "octavo::mamba2",
     "octavo::short_conv",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import models.ops.attention.attention
+import models.ops.attention.block_sparse_attention
 import models.ops.attention.compressed_attention
 import models.ops.attention.latent_attention  # noqa: F401  # each registers an operator
 from models.forward_context import ForwardContext, get_forward_context
@@ -24,6 +25,9 @@ INPUTS = {
     torch.ops.octavo.latent_attention_with_output.default: (
         *("q_plain", "q_rotated", "latent", "k_rotated"),
         *INDEX_INPUTS,
+    ),
+    torch.ops.octavo.block_sparse_attention_with_output.default: (
+        *("q", "k", "v", "index_q", "index_k"),
     ),
     torch.ops.octavo.compressed_attention_with_output.default: (
         "q",

@@ -28,7 +28,7 @@ FAMILIES = [
         for name in (
             *("deepseek_v4", "deepseek_v4_odd", "hy_v4", "hy_v4_odd"),
             *("cohere2", "gemma4_moe", "gemma4_shared", "glm_moe_dsa_shared", "llama4"),
-            *("llama4_odd", "mimo_v2", "mimo_v2_odd", "minimax_m2"),
+            *("llama4_odd", "mimo_v2", "mimo_v2_odd", "minimax_m2", "minimax_m3"),
         )
     ),
 ]

@@ -28,6 +28,7 @@ CASES = {
     ("glm4_moe", 2, 2, 0),
     ("llama4", 2, 1, 3),
     ("mimo_v2", 2, 1, 0),
+    ("minimax_m3", 2, 1, 0),
 }
 """Family, data-parallel ranks, processes of each, compilation level."""
 ALL_CASES = {

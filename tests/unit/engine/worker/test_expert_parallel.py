@@ -24,6 +24,7 @@ CASES = {
     ("glm4_moe", 2, 3),
     ("llama4", 2, 3),
     ("mimo_v2", 4, 0),
+    ("minimax_m3", 2, 3),
     ("deepseek_v3", 4, 2),
     ("hy_v4", 2, 3),
 }

@@ -29,6 +29,7 @@ FAMILIES = {
     "glm4_moe": 2,
     "llama4": 2,
     "mimo_v2": 2,
+    "minimax_m3": 4,
     "deepseek_v2": 2,
     "deepseek_v3": 4,
     "deepseek_v4": 2,

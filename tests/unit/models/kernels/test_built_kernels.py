@@ -40,6 +40,7 @@ from models.kernels.experts.moe import apply_experts
 from tests.support.packed_quantization import quantize_packed
 from tests.support.adapter_case import make_adapter_case
 from tests.support.attention_case import Heads, make_case
+from tests.support.block_sparse_case import make_block_sparse_case
 from tests.support.compressed_case import make_compressed_case
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.kernel_launches import absent_gpu
@@ -132,6 +133,13 @@ def compressed_keys():
     for kind in ({}, {"rate": 4, "top_k": 8}, {"rate": 4, "top_k": 200}, {"rate": 32}):
         for lens in (([1], [90]), ([300], [300])):
             make_compressed_case(*lens, **sizes, **kind).run()
+
+def chosen_blocks():
+    heads = Heads(num_heads=32, num_kv_heads=2, head_dim=128)
+    sizes = {"index_dim": 128, "block_size": 128, "top_blocks": 2, "dtype": torch.bfloat16}
+    for is_fp8 in (False, True):
+        for lens in (([1], [600]), ([300], [600])):
+            make_block_sparse_case(*lens, heads, **sizes, has_fp8_cache=is_fp8).run()
 
 def recurrent_states():
     for dtype in (torch.bfloat16, torch.float32):
@@ -247,8 +255,8 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True, num_ranks=2)
         | found_in(
             [fused, communicating, rounded_attention, shared_drafts, packed_products,
-             experts_of_4_bits, latents, compressed_keys, recurrent_states, segments, adapted,
-             adapted_experts, on_other_gpus, whole_blocks]
+             experts_of_4_bits, latents, compressed_keys, chosen_blocks, recurrent_states,
+             segments, adapted, adapted_experts, on_other_gpus, whole_blocks]
         )
     )
     use_batch_invariance(is_on=True)

@@ -16,7 +16,7 @@ from models.loading.loader import MAX_FULL_TABLE, load_model
 from services.engine.compilation.graphs.dispatch_mode import DispatchMode
 from tests.support.damaged_checkpoints import copy_checkpoint, edit_config
 
-VARIANTS = ("llama", "gpt_oss", "deepseek_v32", "deepseek_v4")
+VARIANTS = ("llama", "gpt_oss", "deepseek_v32", "deepseek_v4", "minimax_m3")
 MAX_TENSOR_BYTES = 2**28
 """A table of 2^20 rotations of a small model's heads fits; weights of hostile sizes do not."""
 MAX_PYTHON_BYTES = 2**26

@@ -20,7 +20,7 @@ MORE_STATES = (
 RECENT = (
     *("glm4", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "minimax_m2", "ministral3", "mistral4"),
     *("solar_open", "gemma4", "gemma4_moe", "gemma4_shared", "apertus", "cohere2"),
-    *("deepseek_v4", "hy_v4", "llama4", "mimo_v2"),
+    *("deepseek_v4", "hy_v4", "llama4", "mimo_v2", "minimax_m3"),
 )
 
 

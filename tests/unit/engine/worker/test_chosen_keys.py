@@ -1,4 +1,4 @@
-"""Engines of layers that choose keys give transformers' tokens, however steps cut them."""
+"""Engines whose layers choose keys give transformers' tokens, however steps cut them."""
 
 import random
 
@@ -41,7 +41,7 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-VARIANTS = ["deepseek_v4", "deepseek_v4_odd", "hy_v4", "hy_v4_odd"]
+VARIANTS = ["deepseek_v4", "deepseek_v4_odd", "hy_v4", "hy_v4_odd", "minimax_m3"]
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

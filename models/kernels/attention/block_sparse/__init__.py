@@ -1,0 +1,1 @@
+"""Kernels of attention to blocks of keys that an index chooses."""
