@@ -13,7 +13,7 @@ import torch
 from models.config import ModelConfig
 from models.config_sections.compression import CompressionConfig
 from models.config_sections.mixers import STATE
-from models.kv_cache import LatentCacheSpec, RowCacheSpec
+from models.kv_cache import KVCacheSpec, LatentCacheSpec, RowCacheSpec
 from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.layers.quantization import QuantizableLinear
@@ -156,6 +156,11 @@ def _cached(
             # All keys of the index are read, and of the rest what it chooses.
             of_index = num_bytes - replace(spec, index_dim=0).bytes_per_token(dtype)
             cached += [(of_index, None), (num_bytes - of_index, config.mla.index.top_k)]
+        elif isinstance(spec, KVCacheSpec) and spec.index_dim and config.block_index:
+            index = config.block_index
+            of_index = num_bytes - replace(spec, index_dim=0).bytes_per_token(dtype)
+            chosen = index.top_blocks * index.block_size
+            cached += [(of_index, None), (num_bytes - of_index, chosen)]
         else:
             cached.append((num_bytes, window))
     return cached

@@ -32,6 +32,7 @@ def floor_of(shape, tmp_path):
         ("gemma-4-26b-a4b", 25.2, 3.8),
         ("glm-5", 743.0, 40.0),
         ("minimax-m2", 228.1, 10.0),
+        ("minimax-m3", 424.9, 24.7),
         ("ministral-14b", 12.8, 12.8),
         ("deepseek-v3", 670.1, 36.6),
         ("deepseek-v4-flash", 283.8, 13.0),
@@ -99,6 +100,12 @@ def test_an_index_bounds_what_is_read_of_latent_vectors(tmp_path):
     floor = floor_of("glm-5", tmp_path)
     assert floor.cache_bytes(1000) == 78 * 1000 * (1152 + 256)
     assert floor.cache_bytes(5000) == 78 * (2048 * 1152 + 5000 * 256)
+
+
+def test_an_index_bounds_what_is_read_of_keys_and_values(tmp_path):
+    floor = floor_of("minimax-m3", tmp_path)
+    assert floor.cache_bytes(1000) == 1000 * (60 * 2048 + 57 * 256)
+    assert floor.cache_bytes(5000) == 5000 * (3 * 2048 + 57 * 256) + 57 * 2048 * 2048
 
 
 @pytest.mark.parametrize(

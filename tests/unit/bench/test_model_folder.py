@@ -15,8 +15,8 @@ SHAPES = [
     "deepseek-v3", "deepseek-v4-flash", "gemma-4-26b-a4b", "gemma-4-31b", "glm-4.5-air",
     "glm-5", "gpt-oss-120b", "gpt-oss-20b", "hy4", "llama-3.1-70b", "llama-3.1-70b-fp8",
     "llama-3.1-70b-w4a16", "llama-3.1-8b", "llama-3.1-8b-w4a16", "llama-3.1-8b-w8a16",
-    "llama-4-scout", "mimo-v2-flash", "minimax-m2", "ministral-14b", "mixtral-8x7b",
-    "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4",
+    "llama-4-scout", "mimo-v2-flash", "minimax-m2", "minimax-m3", "ministral-14b",
+    "mixtral-8x7b", "qwen3-0.6b", "qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-int4",
     "qwen3-30b-a3b-nvfp4", "qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-fp8-rows", "qwen3-vl-8b",
     "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-fp8", "qwen3.5-35b-a3b-images", "qwen3.8-27b",
 ]  # fmt: skip

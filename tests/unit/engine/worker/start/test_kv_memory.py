@@ -148,6 +148,19 @@ def test_an_indexer_caches_a_key_a_token(tmp_path_factory):
     assert block_bytes(model, block_size=4, dtype=torch.float32) == 3 * (16 + 8 + 12) * 4 * 4
 
 
+@pytest.mark.parametrize(("dtype", "of_8_bits"), [(torch.float32, 0), (FP8_CACHE_DTYPE, 1)])
+def test_an_index_of_blocks_caches_a_key_a_token_without_scales(dtype, of_8_bits, tmp_path_factory):
+    model = load(tmp_path_factory, "minimax_m3")
+    caches = allocate_kv_cache(model, num_blocks=5, block_size=4, dtype=dtype, device=CPU)
+    assert caches[0].index_keys is None
+    assert [cache.index_keys.shape for cache in caches[1:]] == [(5, 4, 16)] * 2
+    head, key = (16 + 4, 2 * 16) if of_8_bits else (4 * 16, 4 * 16)
+    bytes_each = block_bytes(model, block_size=4, dtype=dtype)
+    assert bytes_each == 4 * (3 * 2 * 2 * head + 2 * key)
+    allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors().values())
+    assert allocated == 5 * bytes_each
+
+
 def test_too_little_memory_is_an_error_that_says_what_to_raise(model):
     limits = StepLimits(
         max_num_seqs=1,

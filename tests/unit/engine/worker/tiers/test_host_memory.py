@@ -1,5 +1,7 @@
 """Whole blocks of every kind of cache go to slots and come back, byte for byte."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -49,16 +51,21 @@ def specs(kind: str):
     if kind.endswith("fp8"):
         dtype = FP8_CACHE_DTYPE
     spec = KVCacheSpec(num_heads=4, num_kv_heads=3, head_dim=6)
+    if kind.startswith("blocks"):
+        spec = replace(spec, index_dim=5)
     if kind.startswith("latent"):
         spec = LatentCacheSpec(num_heads=4, latent_dim=24, rope_dim=6, index_dim=5)
     return [spec.allocate(NUM_BLOCKS, BLOCK_SIZE, dtype=dtype, device=CPU) for _ in range(3)]
 
 
 @pytest.fixture(
-    params=["keys", "keys fp8", "latent", "latent fp8", "falcon_h1", "gemma3", "mamba2"]
+    params=[
+        *("keys", "keys fp8", "blocks", "blocks fp8", "latent", "latent fp8"),
+        *("falcon_h1", "gemma3", "mamba2"),
+    ]
 )
 def caches(request, tmp_path):
-    if " " in request.param or request.param in ("keys", "latent"):
+    if " " in request.param or request.param in ("keys", "blocks", "latent"):
         made = specs(request.param)
     else:
         write_checkpoint(tmp_path, request.param)
