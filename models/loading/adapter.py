@@ -25,6 +25,7 @@ from models.loading.names import (
     Destination,
     find_destinations,
     is_of_another_stage,
+    merged_parts,
     renamed,
 )
 
@@ -177,12 +178,15 @@ class AdapterReader:
                 continue
             if factors.is_table:
                 raise ValueError(f"it adapts {module} as an embedding, and the model has another")
-            destination = self._destination(module)
-            if destination is not None:
-                scaled = b.float() * config.scale_of(module)
-                layer = _layer_of(destination)
-                assert layer is not None, "_destination found it"
-                stored_by_layer[layer].append((destination, a, scaled))
+            scaled = b.float() * config.scale_of(module)
+            parts = [part.removesuffix(".weight") for part in merged_parts(name, self._model)]
+            parts = parts or [module]
+            for part, rows in zip(parts, scaled.tensor_split(len(parts)), strict=True):
+                destination = self._destination(part)
+                if destination is not None:
+                    layer = _layer_of(destination)
+                    assert layer is not None, "_destination found it"
+                    stored_by_layer[layer].append((destination, a, rows))
         for layer, stored in stored_by_layer.items():
             yield self._share(layer, stored)
         for number, own in by_layer(experts).items():

@@ -101,6 +101,22 @@ def stored_modules(model: CausalLM, path: str) -> list[str]:
     return [".".join(filter(None, (parent, name))) for name in packed]
 
 
+def merged_parts(name: str, model: CausalLM) -> list[str]:
+    """Returns the names of gate and up that a merged weight holds, if the family's are apart.
+
+    name: of a stored weight, after `renamed`. transformers merges both in classes whose released
+    names it converts.
+
+    Returns:
+        Gate, then up; none of any other weight.
+    """
+    parts = model.packed_modules_mapping.get("gate_up_proj", ())
+    end = "gate_up_proj.weight"
+    if len(parts) != 2 or not name.endswith(f".{end}"):
+        return []
+    return [f"{name.removesuffix(end)}{part}.weight" for part in parts]
+
+
 def renamed(name: str, model: CausalLM) -> str:
     """Returns a stored tensor's name as the model family writes it."""
     for stored, ours in COMMON_RENAMES.items():

@@ -5,12 +5,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from models.layers.decoder import CausalLM
 from models.loading.checkpoint_tensor import CheckpointError, CheckpointTensor
-from models.loading.names import is_of_loaded_part, renamed
+from models.loading.names import is_of_loaded_part, merged_parts, renamed
 
 _DECODER, _BARE_EMBEDDING = "model.", "embed_tokens.weight"
 """transformers stores decoders without a head without the prefix."""
 _HEADS = ("lm_head.", "score.")
-_MERGED = re.compile(r"(.*\.)gate_up_proj\.weight$")
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_scale)?$")
 
 
@@ -49,18 +48,14 @@ def by_model_name(
 def _gate_and_up(
     name: str, tensor: CheckpointTensor, model: CausalLM
 ) -> list[tuple[str, CheckpointTensor]]:
-    """Returns both halves of a merged matrix, with names, if the family's are apart; else none.
-
-    transformers writes them merged of classes whose released names it does not know.
-    """
-    match = _MERGED.match(name)
-    names = model.packed_modules_mapping.get("gate_up_proj", ())
-    if match is None or len(names) != 2 or tensor.code is not None:
+    """Returns both halves of a merged matrix, with names; none of any other tensor."""
+    if tensor.code is not None or tensor.values.dim() != 2:
         return []
-    halves = zip(names, tensor.values.chunk(2), strict=True)
     return [
-        (f"{match[1]}{part}.weight", CheckpointTensor(tensor.file, f"{tensor.name}[{part}]", rows))
-        for part, rows in halves
+        (part, CheckpointTensor(tensor.file, f"{tensor.name}[{number}]", rows))
+        for number, (part, rows) in enumerate(
+            zip(merged_parts(name, model), tensor.values.tensor_split(2), strict=False)
+        )
     ]
 
 

@@ -92,12 +92,15 @@ def test_rejected_drafts_cost_no_token(served, level, tmp_path):
     assert engine.scheduler.num_free_blocks == SIZES["num_blocks"] - 1
 
 
-@pytest.mark.parametrize("variant", ["deepseek_v4", "hy_v4"])
-@pytest.mark.parametrize("split", [{}, {"tensor_parallel_size": 2}], ids=["alone", "shared"])
-async def test_stages_give_the_tokens_of_transformers(tmp_path, split, variant):
+@pytest.mark.parametrize(
+    ("variant", "num_ranks"),
+    [("deepseek_v4", 1), ("deepseek_v4", 2), ("hy_v4", 2), ("minimax_m3", 2)],
+)
+async def test_stages_give_the_tokens_of_transformers(tmp_path, variant, num_ranks):
     reference = write_checkpoint(tmp_path, variant)
     expected = [greedy_continuation(reference, prompt, 12) for prompt in PROMPTS]
     sizes = {"max_model_len": 128, "num_kv_blocks": 200, "max_num_batched_tokens": 16}
-    config = ranks_config(tmp_path, pipeline_parallel_size=2, **sizes, **split)
+    sizes["tensor_parallel_size"] = num_ranks
+    config = ranks_config(tmp_path, pipeline_parallel_size=2, **sizes)
     async with ranks_core(config) as ranks:
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=12)) == expected

@@ -27,7 +27,6 @@ FAMILIES = {
     "gpt_oss": "uneven",
     "llama4": "two",
     "mimo_v2": "two",
-    "minimax_m3": "shared",
     "glm4_moe": "two",
     "deepseek_v3": "shared",
     "gemma2": "two",

@@ -154,6 +154,13 @@ MATCHES = {
     "deepseek_v4": {"linear_residual": 4, "norm_linear": 3},
     "mimo_v2": {**SPARSE, "linear_gate": 1, "linear_residual": 4, "qk_norm_rope_cache": 3},
     "minimax_m2": SPARSE,
+    # One layer of three attends to all keys; a clamped gate is no kernel of ours.
+    "minimax_m3": {
+        "linear_residual": 6,
+        "residual_norm": 2,
+        "norm_linear": 2,
+        "qk_norm_rope_cache": 1,
+    },
     "ministral3": DENSE,
     "mistral4": {**LATENT, "norm_linear": 6, "qk_norm_rope_cache": 3},
     "solar_open": {**SPARSE, "linear_gate": 2, "multi_stream": 2},
