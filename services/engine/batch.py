@@ -35,7 +35,7 @@ from protos.engine.v1.batch_pb2 import (
     StepImage,
     StepResult,
 )
-from services.engine.prompt_image import EncoderImage, PromptImage
+from services.engine.prompt_image import PromptImage
 from services.engine.request import SamplingParams
 
 __all__ = [
@@ -61,7 +61,6 @@ __all__ = [
     "StepFailure",
     "StepImage",
     "StepResult",
-    "encoded_image",
     "num_rows",
     "ordered_mode",
     "pack_float32",
@@ -249,11 +248,6 @@ class BatchBuilder:
         if len(indices) + self.num_decodes == self.num_requests:
             return _packed_numbers(self.num_requests)
         return pack_int32(sorted((*indices, *range(first, first + self.num_decodes))))
-
-
-def encoded_image(image: EncoderImage, pages: Sequence[int]) -> EncodedImage:
-    """Builds the order to encode an image into pages of the worker's table."""
-    return EncodedImage(patches=image.patches, grid=image.grid, pages=pack_int32(pages))
 
 
 def row_assignment(

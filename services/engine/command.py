@@ -71,13 +71,21 @@ def _serve(arguments: Sequence[str]) -> int:
         config = config.with_flags(language_model_only=True)
     config = with_planned_sizes(config)
     set_grpc_variables()
+    from services.engine.patch_memory import PatchMemory
     from services.engine.server import serve
     from services.engine.worker.executor import WorkerExecutor
     from services.engine.worker.remote_ranks import JoinedNodes
 
     num_nodes = config.parallel.num_nodes
     nodes = JoinedNodes(num_nodes) if num_nodes > 1 else None
-    return uvloop.run(serve(config, model, lambda: WorkerExecutor(config, nodes), nodes))
+    patches = None
+    if model.image_input is not None and nodes is None:
+        patches = PatchMemory.create(model.image_input.max_bytes)
+
+    def make_executor() -> WorkerExecutor:
+        return WorkerExecutor(config, nodes, patches)
+
+    return uvloop.run(serve(config, model, make_executor, nodes, patches))
 
 
 @checked_output("octavo cache explain")

@@ -21,6 +21,7 @@ from services.engine.edge.status import status_of
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.limits import StepLimits
 from services.engine.openengine.servicer import OpenEngineServicer
+from services.engine.patch_memory import PatchMemory
 from services.engine.rpc.known_clients import KnownClients
 from services.engine.rpc.metrics import EngineFamilies
 from services.engine.rpc.nodes import NodeServicer
@@ -66,6 +67,7 @@ class EngineServer:
         model: ModelFolder,
         make_executor: Callable[[], Executor],
         nodes: JoinedNodes | None = None,
+        patch_memory: PatchMemory | None = None,
     ) -> None:
         """Builds a service that does not listen yet.
 
@@ -74,6 +76,7 @@ class EngineServer:
             model: what it serves.
             make_executor: makes the executor of the next workers.
             nodes: gets the hosts that join; None where there is one host.
+            patch_memory: holds images where the workers of the executors read them.
 
         Raises:
             TlsFilesError, NodeSecretError: a file cannot be used.
@@ -129,7 +132,7 @@ class EngineServer:
             interceptors=_interceptors(config.serving, refused),
         )
         streams = OpenStreams(self._counts)
-        servicer = EngineServicer(self.core, model, config, self._grammars, streams)
+        servicer = EngineServicer(self.core, model, config, self._grammars, streams, patch_memory)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         if config.serving.vllm_grpc:
             # Its stubs are an optional extra.
@@ -247,10 +250,11 @@ async def serve(
     model: ModelFolder,
     make_executor: Callable[[], Executor],
     nodes: JoinedNodes | None = None,
+    patch_memory: PatchMemory | None = None,
 ) -> int:
     """Serves until a Drain call or a stop signal, and returns the process's exit status."""
     try:
-        server = EngineServer(config, model, make_executor, nodes)
+        server = EngineServer(config, model, make_executor, nodes, patch_memory)
         await server.start()
     except (OSError, TlsFilesError, NodeSecretError) as error:
         log.error("engine_start_failed", error=str(error))  # noqa: TRY400  the reason is enough

@@ -19,6 +19,7 @@ import torch
 from models.config import ModelConfig
 from models.config_sections.vision import VisionConfig
 from models.registry import make_tower
+from services.engine.patch_memory import PatchMemory
 from services.engine.prompt_image import EncoderImage, PromptImage
 from tests.bench.busy_start import Streams
 from tests.bench.floor import MEASURED_ON, step_floor
@@ -46,8 +47,9 @@ ENDING_S = 5
 class Jobs:
     """Makes requests, no two of which show the same image or begin alike."""
 
-    def __init__(self, vision: VisionConfig, side: int) -> None:
+    def __init__(self, vision: VisionConfig, side: int, memory: PatchMemory | None = None) -> None:
         self._vision = vision
+        self._memory = memory
         self._grid = (side, side)
         self._draw = random.Random(1)
         self._noise = self._draw.randbytes(vision.num_patches(self._grid) * vision.patch_bytes)
@@ -69,9 +71,9 @@ class Jobs:
         self._num_images += 1
         number = self._num_images.to_bytes(8, "little")
         # Only the first pixels differ: noise of a thousand images would take longer than they do.
-        patches = number + self._noise[len(number) :]
+        parts = [number, self._noise[len(number) :]]
         digest = hashlib.sha256(number).digest()
-        image = EncoderImage(digest=digest, patches=patches, grid=self._grid)
+        image = EncoderImage.joined(parts, digest=digest, grid=self._grid, memory=self._memory)
         count = vision.num_vectors(self._grid)
         half = NUM_TEXT_TOKENS // 2
         placed = PromptImage(image=image, offset=half, num_tokens=count, num_vectors=count)
@@ -103,7 +105,7 @@ async def _measure(settings: Settings, report: Report) -> None:
         if vision is None:
             report.problem("the model sees no images")
             return
-        jobs = Jobs(vision, arguments.side)
+        jobs = Jobs(vision, arguments.side, engine.patches)
         report.content["facts"]["tokens"] = jobs.num_tokens
         floors = {"text": None, "image": None}
         if MEASURED_ON in (report.content["machine"]["gpu"] or ""):

@@ -15,10 +15,14 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.core.graph_ledger import GraphFigures
 from services.engine.errors import EngineError
 from services.engine.limits import StepLimits
+from services.engine.patch_memory import PatchMemory
 from services.engine.request import OutputSink, Request, RequestOutput, SamplingParams
 from services.engine.server import collect_garbage_rarely
 from services.engine.worker.executor import WorkerExecutor
 from tests.bench.workload import Job
+
+PATCH_BYTES = 2**32
+"""Of a thousand images of a megapixel; only what is written takes memory."""
 
 
 class EngineFailedError(Exception):
@@ -65,8 +69,10 @@ class StartTimes:
 class TimedExecutor(WorkerExecutor):
     """A worker whose start is timed."""
 
-    def __init__(self, config: EngineConfig, times: StartTimes) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: EngineConfig, times: StartTimes, patches: PatchMemory | None = None
+    ) -> None:
+        super().__init__(config, patches=patches)
         self._times = times
 
     async def start(self, on_progress: Callable[[str], None] | None = None) -> WorkerReady:
@@ -155,6 +161,8 @@ class OfflineEngine:
         self.config = config
         self.times = times
         self.executor: TimedExecutor | None = None
+        self.patches: PatchMemory | None = None
+        """Where the worker reads patches of images."""
         self._num_requests = 0
 
     async def generate(self, jobs: Sequence[Job], *, limit_s: float | None = None) -> Generated:
@@ -285,9 +293,10 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
     )
     times = StartTimes()
     is_ready = asyncio.Event()
+    patches = None if model.config.vision is None else PatchMemory.create(PATCH_BYTES)
 
     def make_executor() -> TimedExecutor:
-        engine.executor = TimedExecutor(config, times)
+        engine.executor = TimedExecutor(config, times, patches)
         return engine.executor
 
     core = EngineCore(
@@ -308,6 +317,7 @@ async def offline_engine(config: EngineConfig) -> AsyncIterator[OfflineEngine]:
         on_readiness=lambda ready: is_ready.set() if ready else is_ready.clear(),
     )
     engine = OfflineEngine(core, config, times, model.config.vision)
+    engine.patches = patches
     collect_garbage_rarely()
     running = asyncio.create_task(core.run())
     waiting = asyncio.create_task(is_ready.wait())

@@ -24,6 +24,7 @@ from models.forward_context import ForwardContext, ImageMetadata
 from models.layers.decoder import CausalLM
 from models.vision.patch_layout import squares_first
 from models.vision.rope_positions import image_rope_positions
+from services.engine.patch_memory import PatchMemory
 from services.engine.prompt_image import EncoderImage, PromptImage
 from tests.support.paged_runner import PagedRunner, Sequence
 
@@ -143,14 +144,20 @@ class Prompt:
         return cls(token_ids, pictures, offsets)
 
 
-def prompt_images(model: CausalLM, prompt: Prompt) -> list[PromptImage]:
-    """Returns a prompt's images as the engine's requests have them."""
+def prompt_images(
+    model: CausalLM, prompt: Prompt, memory: PatchMemory | None = None
+) -> list[PromptImage]:
+    """Returns a prompt's images as the engine's requests have them, all in `memory` if it is given.
+
+    They take their places until they are gone.
+    """
     images = []
     for offset, picture in zip(prompt.offsets, prompt.pictures, strict=True):
         patches = picture.patches.numpy().tobytes()
         count = model.visual.num_vectors(picture.grid)
         digest = hashlib.sha256(patches + repr(picture.grid).encode()).digest()
-        image = EncoderImage(digest=digest, patches=patches, grid=picture.grid)
+        image = EncoderImage.joined([patches], digest=digest, grid=picture.grid, memory=memory)
+        assert (image.place is None) == (memory is None)
         images.append(PromptImage(image=image, offset=offset, num_tokens=count, num_vectors=count))
     return images
 

@@ -15,6 +15,7 @@ from services.engine.batch import Float32Array, read_float32
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.limits import StepLimits
+from services.engine.patch_memory import PatchMemory
 from services.engine.prompt_image import PromptImage
 from services.engine.request import Request, SamplingParams
 from services.engine.worker.executor import WorkerExecutor
@@ -23,6 +24,8 @@ from services.engine.worker.remote_ranks import JoinedNodes
 from tests.support.engine_harness import RecordingSink
 from tests.support.forked_workers import workers_forked
 from tests.support.waiting import until
+
+PATCH_BYTES = 2**20
 
 
 def ranks_config(folder: Path, **changes: Any) -> EngineConfig:
@@ -48,6 +51,8 @@ class RanksCore:
         self.core = core
         self.executors = executors
         """One for each start of the workers."""
+        self.patches: PatchMemory | None = None
+        """Where the workers read patches; None with several hosts."""
         self._num_requests = 0
 
     def submit(
@@ -132,9 +137,10 @@ async def ranks_core(
         pooling=None if pooling is None else pooling.method,
     )
     executors: list[WorkerExecutor] = []
+    patches = PatchMemory.create(PATCH_BYTES) if nodes is None else None
 
     def make_executor() -> WorkerExecutor:
-        executors.append(WorkerExecutor(config, nodes))
+        executors.append(WorkerExecutor(config, nodes, patches))
         return executors[-1]
 
     core = EngineCore(
@@ -142,6 +148,7 @@ async def ranks_core(
     )
     with _forked_on_cpu(config):
         async with _running(core, executors) as ranks:
+            ranks.patches = patches
             yield ranks
 
 

@@ -262,14 +262,24 @@ class StepImage(_message.Message):
     def __init__(self, request: _Optional[int] = ..., image: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
 class EncodedImage(_message.Message):
-    __slots__ = ("patches", "grid", "pages")
+    __slots__ = ("patches", "grid", "pages", "place")
     PATCHES_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     patches: bytes
     grid: _containers.RepeatedScalarFieldContainer[int]
     pages: bytes
-    def __init__(self, patches: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., pages: _Optional[bytes] = ...) -> None: ...
+    place: PatchPlace
+    def __init__(self, patches: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., pages: _Optional[bytes] = ..., place: _Optional[_Union[PatchPlace, _Mapping]] = ...) -> None: ...
+
+class PatchPlace(_message.Message):
+    __slots__ = ("begin", "num_bytes")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    num_bytes: int
+    def __init__(self, begin: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class RowSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "bias_token_ids", "bias_values", "end_token_ids", "min_tokens", "num_logprobs")

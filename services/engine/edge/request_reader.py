@@ -20,6 +20,7 @@ from services.engine.edge.structured_output import structured_output_of
 from services.engine.edge.task import check_task
 from services.engine.edge.token_rules import check_token_id, read_token_rules
 from services.engine.errors import InvalidRequestError, UnsupportedError
+from services.engine.patch_memory import PatchMemory
 from services.engine.request import (
     MAX_LOGIT_BIAS,
     MAX_PRIORITY,
@@ -82,13 +83,15 @@ class RequestReader:
     max_grammar_bytes: int = 2**16
     adapters: Adapters | None = None
     """The adapters that requests may name; None: none."""
+    patch_memory: PatchMemory | None = None
+    """Takes the images of sessions; None keeps them in this process alone."""
 
     def session_images(self) -> SessionImages:
         """Returns the store of a new session's images."""
         image_input = self.model.image_input
         if image_input is None:
             return SessionImages(max_bytes=0)
-        return SessionImages(image_input.max_bytes, image_input.check)
+        return SessionImages(image_input.max_bytes, image_input.check, self.patch_memory)
 
     def from_submit(self, submit: Submit, sink: OutputSink, images: SessionImages) -> Request:
         """Reads a request of a session, which holds its images.

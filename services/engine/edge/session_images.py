@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from protos.engine.v1.engine_pb2 import DropImages, ImagePart
 from services.engine.errors import InvalidRequestError
+from services.engine.patch_memory import PatchMemory
 from services.engine.prompt_image import EncoderImage
 
 DIGEST_BYTES = 32
@@ -21,16 +22,21 @@ class SessionImages:
     """
 
     def __init__(
-        self, max_bytes: int, check: Callable[[EncoderImage], None] = lambda image: None
+        self,
+        max_bytes: int,
+        check: Callable[[EncoderImage], None] = lambda image: None,
+        memory: PatchMemory | None = None,
     ) -> None:
         """Starts without images.
 
         Args:
             max_bytes: of patches; 0 for a model that sees no images.
             check: raises InvalidRequestError if the encoder cannot take a finished image.
+            memory: takes the patches of finished images; None keeps them in this process alone.
         """
         self._max_bytes = max_bytes
         self._check = check
+        self._memory = memory
         self._num_held_bytes = self._num_bytes = 0
         self._parts: dict[bytes, list[bytes]] = {}
         self._images: dict[bytes, EncoderImage] = {}
@@ -66,7 +72,9 @@ class SessionImages:
                 raise InvalidRequestError("image_part is empty and not the last of its image")
             return
         del self._parts[digest]
-        image = EncoderImage(digest=digest, patches=b"".join(parts), grid=tuple(part.grid))
+        image = EncoderImage.joined(
+            parts, digest=digest, grid=tuple(part.grid), memory=self._memory
+        )
         weakref.finalize(image, self._free, len(image.patches))
         self._check(image)
         self._images[digest] = image

@@ -38,18 +38,26 @@ class ImageContent:
     def completed(self, descriptor: BatchDescriptor) -> BatchDescriptor:
         """Returns a recorded step that also encodes what it reads and no step has encoded.
 
+        Images whose patches were in the engine's memory are encoded when a step first reads them.
+
         Raises:
             ReplayError: the recording does not have such an image.
         """
         self.assign(descriptor.row_assignments)
-        self._encoded |= {each.pages for each in descriptor.encoded_images}
+        placed = {each.pages for each in descriptor.encoded_images if each.HasField("place")}
+        self._encoded -= placed
+        self._encoded |= {each.pages for each in descriptor.encoded_images} - placed
         missing = {
             each.pages: each for each in descriptor.images if each.pages not in self._encoded
         }
-        if not missing:
+        if not missing and not placed:
             return descriptor
         completed = BatchDescriptor()
         completed.CopyFrom(descriptor)
+        del completed.encoded_images[:]
+        completed.encoded_images.extend(
+            each for each in descriptor.encoded_images if each.pages not in placed
+        )
         row_ids = read_int32(descriptor.attn_metadata.row_ids)
         for pages, each in missing.items():
             row = int(row_ids[each.request])

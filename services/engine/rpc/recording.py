@@ -26,7 +26,7 @@ async def opening(watcher: StepWatcher, settings: EngineSettings) -> WatchStepsR
 
 def recorded_image(image: EncoderImage) -> WatchStepsResponse:
     """Returns the message of an image."""
-    recorded = RecordedImage(digest=image.digest, patches=image.patches)
+    recorded = RecordedImage(digest=image.digest, patches=bytes(image.patches))
     return WatchStepsResponse(image=recorded)
 
 

@@ -47,6 +47,7 @@ from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import NotPermittedError
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
+from services.engine.patch_memory import PatchMemory
 from services.engine.rpc.explain import explain
 from services.engine.rpc.kv_events import part_to_proto
 from services.engine.rpc.pooling import pooling_to_proto
@@ -70,13 +71,17 @@ class EngineServicer(EngineServiceServicer):
         config: EngineConfig,
         grammars: GrammarCompiler,
         streams: OpenStreams,
+        patch_memory: PatchMemory | None,
     ) -> None:
         self._streams = streams
         self._core = core
         self._model = model
         self._config = config
         self._reader = RequestReader(
-            model, max_grammar_bytes=config.grammar.max_grammar_bytes, adapters=core.adapters
+            model,
+            max_grammar_bytes=config.grammar.max_grammar_bytes,
+            adapters=core.adapters,
+            patch_memory=patch_memory,
         )
         self._grammars = grammars
         self._num_sessions = 0

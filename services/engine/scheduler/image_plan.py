@@ -1,7 +1,8 @@
 """Chooses the images that steps encode, and bounds prompts by what is encoded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from services.engine.batch import EncodedImage, pack_int32
 from services.engine.prompt_image import EncoderImage, PromptImage
 from services.engine.request import Request
 from services.engine.scheduler.encoder_cache import EncoderCache
@@ -123,3 +124,13 @@ class ImagePlan:
             self._counts.num_found_images += 1
         self._kept.setdefault(request, {})[number] = pages
         return True
+
+
+def encoding_order(image: EncoderImage, pages: Sequence[int]) -> EncodedImage:
+    """Returns the order to encode an image into pages of the worker's table."""
+    order = EncodedImage(grid=image.grid, pages=pack_int32(pages))
+    if image.place is None:
+        order.patches = bytes(image.patches)
+    else:
+        order.place.begin, order.place.num_bytes = image.place, len(image.patches)
+    return order

@@ -10,15 +10,15 @@ from services.engine.batch import (
     BatchDescriptor,
     SpecDecodeMetadata,
     StepImage,
-    encoded_image,
     pack_int32,
     read_int32,
     row_assignment,
 )
+from services.engine.prompt_image import EncoderImage
 from services.engine.request import Request
 from services.engine.scheduler.decodes import Decodes
 from services.engine.scheduler.dispatcher import BatchShape, GraphDispatcher
-from services.engine.scheduler.image_plan import ImagePlan
+from services.engine.scheduler.image_plan import ImagePlan, encoding_order
 from services.engine.scheduler.sampling_needs import (
     LOGIT_EDITS,
     LOGPROBS,
@@ -60,6 +60,8 @@ class ScheduledStep:
     """Prompt tokens with log-probabilities in the result, in its order."""
     sees_images: bool = False
     """Whether inputs or positions of some tokens depend on images."""
+    encoded_images: Sequence[EncoderImage] = ()
+    """Images that the step encodes: workers read their patches until the result is here."""
     others: Sequence["ScheduledStep"] = ()
     """The steps that the other data-parallel ranks run at the same time, in their order."""
 
@@ -308,9 +310,8 @@ class PlannedStep:
             graph_key=dispatch.graph_key,
             fallback_reason=dispatch.fallback_reason,
         )
-        descriptor.encoded_images.extend(
-            encoded_image(image, pages) for image, pages in self._images.take_ordered()
-        )
+        encoded = self._images.take_ordered()
+        descriptor.encoded_images.extend(encoding_order(*each) for each in encoded)
         return ScheduledStep(
             step_id=step_id,
             descriptor=descriptor,
@@ -320,6 +321,7 @@ class PlannedStep:
             prompt_spans=self._prompt_spans,
             unsampled=self._unsampled,
             sees_images=self._sees_images,
+            encoded_images=[image for image, _ in encoded],
         )
 
     def _requests(self) -> list[Request]:

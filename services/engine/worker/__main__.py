@@ -12,6 +12,7 @@ import sys
 import threading
 
 from services.engine.config.engine_config import EngineConfig
+from services.engine.patch_memory import PatchMemory
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.placement import rank_places
 from services.engine.worker.wire import Channel
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--meeting-fd", type=int, help="where ranks meet; see Meeting")
     parser.add_argument("--meeting-address", default="", help="as above")
+    parser.add_argument("--patches-fd", type=int, help="memory for patches; see PatchMemory")
     parser.add_argument("--config", type=EngineConfig.model_validate_json, required=True)
     arguments = parser.parse_args()
     config: EngineConfig = arguments.config
@@ -57,7 +59,8 @@ def main() -> int:
     channel = Channel(_adopt(arguments.socket_fd))
     try:
         meeting = Meeting(fd=arguments.meeting_fd, address=arguments.meeting_address)
-        return run_worker(config, channel, place=place, meeting=meeting)
+        patches = None if arguments.patches_fd is None else PatchMemory(arguments.patches_fd)
+        return run_worker(config, channel, place=place, meeting=meeting, patches=patches)
     finally:
         channel.close()
 

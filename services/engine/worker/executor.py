@@ -30,6 +30,7 @@ from protos.engine.v1.worker_pb2 import (
 )
 from services.engine.batch import BatchDescriptor, StepResult
 from services.engine.config.engine_config import EngineConfig
+from services.engine.patch_memory import PatchMemory
 from services.engine.worker.adapter_orders import AdapterOrders
 from services.engine.worker.failure_agreement import FailureAgreement
 from services.engine.worker.placement import RankPlace, rank_places, reporting_ranks
@@ -56,15 +57,22 @@ class WorkerExecutor:
     `start`, then `send` and `receive`, then `stop`; after that it may be started again.
     """
 
-    def __init__(self, config: EngineConfig, nodes: JoinedNodes | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        nodes: JoinedNodes | None = None,
+        patches: PatchMemory | None = None,
+    ) -> None:
         """Prepares a start.
 
         Args:
             config: the engine's.
             nodes: the other hosts; None where there is one host.
+            patches: memory that steps name, which all ranks inherit; None if steps name none.
         """
         self._config = config
         self._nodes = nodes
+        self._patches = patches
         places = rank_places(config.parallel)
         self._ranks = [_rank_at(place, len(places)) for place in places]
         reporters = reporting_ranks(config.parallel)
@@ -105,7 +113,8 @@ class WorkerExecutor:
             self._ranks,
             self._nodes,
             Path(self._temporary.name),
-            on_progress or _ignore_progress,
+            on_progress or (lambda stage: None),
+            self._patches,
         )
         limit_s = self._config.worker.worker_start_timeout_s
         try:
@@ -132,9 +141,6 @@ class WorkerExecutor:
                 equally many processes, which all get its order.
             others: those of the others, in order.
         """
-        if not others:
-            self._command(WorkerCommand(step=descriptor.SerializeToString()))
-            return
         size = len(self._ranks) // (1 + len(others))
         for number, each in enumerate((descriptor, *others)):
             command = WorkerCommand(step=each.SerializeToString()).SerializeToString()
@@ -252,7 +258,3 @@ def _rank_at(place: RankPlace, num_ranks: int) -> Rank:
     if place.node:
         return RemoteRank(place.rank, place.node)
     return RankProcess("the worker" if num_ranks == 1 else f"rank {place.rank}")
-
-
-def _ignore_progress(stage: str) -> None:
-    """Takes a stage of the start and does nothing."""

@@ -29,6 +29,7 @@ from services.engine.batch import BatchDescriptor, StepFailure
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.config.engine_config import EngineConfig
 from services.engine.kv_cache.host_tier import DiskNews
+from services.engine.patch_memory import PatchMemory
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.meeting import Meeting
 from services.engine.worker.out_of_memory import is_out_of_memory, release_memory
@@ -54,7 +55,12 @@ POLL_S = 50e-6
 
 
 def run_worker(
-    config: EngineConfig, channel: Channel, *, place: RankPlace, meeting: Meeting
+    config: EngineConfig,
+    channel: Channel,
+    *,
+    place: RankPlace,
+    meeting: Meeting,
+    patches: PatchMemory | None = None,
 ) -> int:
     """Serves steps until the other side hangs up.
 
@@ -63,6 +69,7 @@ def run_worker(
         channel: the connection to the engine service.
         place: this rank's.
         meeting: where it finds the other ranks.
+        patches: memory of the service that steps name, if there is some.
 
     Returns:
         The exit code: 0 after a hang-up, 1 after a failure, which was reported to the service.
@@ -91,6 +98,8 @@ def run_worker(
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
         server.weights = started.weights
+        if started.runner.encoder is not None:
+            started.runner.encoder.memory = patches
         if started.capture is not None:
             started.weights.on_swap = started.capture.begin_again
         sleeper = None if started.memory is None else Sleeper(started.memory)

@@ -7,6 +7,7 @@ from pathlib import Path
 from protos.engine.v1.worker_pb2 import WorkerReady
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.parallel import LOOPBACK_INTERFACE
+from services.engine.patch_memory import PatchMemory
 from services.engine.worker.environment import worker_environment
 from services.engine.worker.loss_cause import CAUSE_GRACE_S, cause_among
 from services.engine.worker.meeting import Meeting, interface_address
@@ -25,6 +26,7 @@ class RankStart:
         nodes: JoinedNodes | None,
         temporary: Path,
         on_progress: Callable[[str], None],
+        patches: PatchMemory | None,
     ) -> None:
         """Prepares a start.
 
@@ -34,12 +36,14 @@ class RankStart:
             nodes: the other hosts; None where there is one host.
             temporary: private folder for the ranks' sockets and temporary files.
             on_progress: called with each stage of the start.
+            patches: memory that the ranks of this host inherit, if there is some.
         """
         self._config = config
         self._ranks = ranks
         self._nodes = nodes
         self._temporary = temporary
         self._on_progress = on_progress
+        self._patches = patches
         self._readies: dict[int, WorkerReady] = {}
 
     async def connect(self) -> None:
@@ -80,6 +84,9 @@ class RankStart:
                     continue
                 arguments = ["--rank", str(number), "--config", config, *meeting.arguments]
                 fds = [] if meeting.fd is None else [meeting.fd]
+                if self._patches is not None:
+                    arguments += ["--patches-fd", str(self._patches.fd)]
+                    fds.append(self._patches.fd)
                 await each.spawn(arguments, environment=environment, fds=fds)
         finally:
             meeting.close()

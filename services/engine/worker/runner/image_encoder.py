@@ -14,6 +14,7 @@ from services.engine.batch import EncodedImage, EncoderRun, pack_int32
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.config.images import PAGE_VECTORS
 from services.engine.limits import StepLimits
+from services.engine.patch_memory import PatchMemory
 from services.engine.worker.graphs.encoder_program import EncoderProgram
 from services.engine.worker.graphs.graph_set import GraphSet
 from services.engine.worker.inputs.checks import require
@@ -27,6 +28,8 @@ class ImageEncoder:
     def __init__(self, tower: VisionTower, inputs: ImageInputs, limits: StepLimits) -> None:
         """Starts without graphs."""
         self.tower = tower
+        self.memory: PatchMemory | None = None
+        """Has the patches of images that steps give a place."""
         self._inputs = inputs
         self._limits = limits
         self._layers = [each for each in tower.modules() if isinstance(each, TowerLayers)]
@@ -73,9 +76,8 @@ class ImageEncoder:
     def _encode(self, images: Sequence[EncodedImage]) -> EncoderRun:
         tower = self.tower
         grids = [tuple(each.grid) for each in images]
-        # A bytearray, as torch warns of memory that it may not write.
-        patches = np.frombuffer(bytearray().join(each.patches for each in images), np.uint8)
-        patches = patches.reshape(-1, tower.config.patch_bytes)
+        parts = [self._patches_of(each) for each in images]
+        patches = parts[0] if len(parts) == 1 else np.concatenate(parts)
         layout = tower.lay_out(grids)
         require(len(patches) == layout.shape[1], "an image whose patches are not those of its grid")
         run = EncoderRun(
@@ -93,6 +95,16 @@ class ImageEncoder:
         for image, part in zip(images, torch.split(vectors, counts), strict=True):
             self._write(image, part)
         return run
+
+    def _patches_of(self, image: EncodedImage) -> NDArray[np.uint8]:
+        """Returns the patches of an image, [N, bytes of a patch]."""
+        if image.HasField("place"):
+            assert self.memory is not None, "the service places patches in memory that it shares"
+            content = self.memory.read(image.place.begin, image.place.num_bytes)
+        else:
+            # A copy, as torch warns of memory that it may not write.
+            content = memoryview(bytearray(image.patches))
+        return np.frombuffer(content, np.uint8).reshape(-1, self.tower.config.patch_bytes)
 
     def _replayed(
         self, run: EncoderRun, patches: NDArray[np.uint8], layout: NDArray[np.int32]

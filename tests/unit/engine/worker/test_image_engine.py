@@ -218,7 +218,7 @@ async def test_ranks_and_stages_give_the_same_tokens(seeing, variant, layout):
             tokens = await ranks.generate(
                 [prompt.token_ids for prompt in prompts],
                 sampling,
-                [prompt_images(model, prompt) for prompt in prompts],
+                [prompt_images(model, prompt, ranks.patches) for prompt in prompts],
             )
             assert tokens == expected
 
@@ -270,7 +270,7 @@ async def test_a_lost_worker_encodes_again(seeing):
     )
     async with ranks_core(ranks_config(folder, max_model_len=256)) as ranks:
         sinks = [
-            ranks.submit(prompt.token_ids, sampling, prompt_images(model, prompt))
+            ranks.submit(prompt.token_ids, sampling, prompt_images(model, prompt, ranks.patches))
             for prompt in prompts
         ]
         await until(lambda: any(sink.token_ids for sink in sinks))

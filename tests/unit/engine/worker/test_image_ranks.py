@@ -21,7 +21,7 @@ GRAPHS = {
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    """A checkpoint, and prompts with their images."""
+    """A checkpoint, prompts, and what puts their images into memory of the workers."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp(VARIANT)
     write_vision_checkpoint(folder, VARIANT)
@@ -35,7 +35,7 @@ def seeing(tmp_path_factory):
     return (
         folder,
         [prompt.token_ids for prompt in prompts],
-        [prompt_images(model, p) for p in prompts],
+        lambda memory: [prompt_images(model, each, memory) for each in prompts],
     )
 
 
@@ -43,7 +43,7 @@ async def run(seeing, **options):
     folder, prompts, images = seeing
     sizes = {"encoder_cache_tokens": 512, "num_kv_blocks": 128, "max_model_len": 128}
     async with ranks_core(ranks_config(folder, **sizes, **options)) as ranks:
-        tokens = await ranks.generate(prompts, GREEDY, images)
+        tokens = await ranks.generate(prompts, GREEDY, images(ranks.patches))
         figures = [each for each in ranks.core.stats().graphs.figures if each.is_encoder]
         return tokens, dict(ranks.core.counters.images_by_run), figures
 

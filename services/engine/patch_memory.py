@@ -1,0 +1,84 @@
+"""Memory for the patches of images, which the engine service shares with the workers of its host.
+
+A step names the place of an image's patches instead of carrying them: a message of 3 MB was copied
+some fifteen times between the service and a worker, once for each rank.
+"""
+
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Self
+
+WARM_BYTES = 2**26
+"""The first bytes, whose pages stay when their images are gone: new ones must be zeroed first."""
+
+
+class PatchMemory:
+    """A file in memory without a name; the lowest free places are taken first.
+
+    Only the service takes and frees places; workers read.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Maps a file that another process has made, and closes its descriptor."""
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)
+        self.num_bytes = os.fstat(fd).st_size
+        self._pages = mmap.mmap(fd, self.num_bytes)
+        self._taken: list[tuple[int, int]] = []
+        """Begin and end of each place, in order."""
+
+    @classmethod
+    def create(cls, num_bytes: int) -> Self:
+        """Makes memory of which only pages that were written take room; num_bytes is positive."""
+        fd = os.memfd_create("octavo-patches")
+        os.ftruncate(fd, num_bytes)
+        return cls(fd)
+
+    @property
+    def fd(self) -> int:
+        """The file, for workers to inherit."""
+        return self._fd
+
+    def put(self, parts: Sequence[bytes]) -> int | None:
+        """Writes parts one after the other; returns where they begin, None if there is no room."""
+        num_bytes = sum(map(len, parts))
+        begin, index = 0, 0
+        for index, (taken, end) in enumerate(self._taken):  # noqa: B007  it is where to insert
+            if begin + num_bytes <= taken:
+                break
+            begin = _rounded(end)
+        else:
+            index = len(self._taken)
+        if not num_bytes or begin + num_bytes > self.num_bytes:
+            return None
+        self._taken.insert(index, (begin, begin + num_bytes))
+        position = begin
+        for part in parts:
+            self._pages[position : position + len(part)] = part
+            position += len(part)
+        return begin
+
+    def free(self, begin: int) -> None:
+        """Frees a place, which no step in flight may name."""
+        index = next(number for number, place in enumerate(self._taken) if place[0] == begin)
+        _, end = self._taken.pop(index)
+        first = max(begin, WARM_BYTES)
+        if first < end:
+            self._pages.madvise(mmap.MADV_REMOVE, first, _rounded(end) - first)
+
+    def read(self, begin: int, num_bytes: int) -> memoryview:
+        """Returns what a place holds, without a copy.
+
+        Raises:
+            ValueError: there is no such place.
+        """
+        if begin < 0 or begin + num_bytes > self.num_bytes:
+            raise ValueError(f"bytes {begin} to {begin + num_bytes} of {self.num_bytes}")
+        return memoryview(self._pages)[begin : begin + num_bytes]
+
+
+def _rounded(end: int) -> int:
+    """Rounds up to whole pages."""
+    return -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
