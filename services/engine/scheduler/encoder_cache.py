@@ -10,6 +10,7 @@ from services.engine.config.images import pages_of
 class _Entry:
     pages: list[int]
     num_users: int = 0
+    was_read: bool = False
 
 
 class EncoderCache:
@@ -38,6 +39,15 @@ class EncoderCache:
             self._num_unused -= len(entry.pages)
         entry.num_users += 1
         return entry.pages
+
+    def has_other_readers(self, digest: bytes) -> bool:
+        """Whether an image that was just found has been read, or has another user."""
+        entry = self._entries[digest]
+        return entry.was_read or entry.num_users > 1
+
+    def note_read(self, digest: bytes) -> None:
+        """Notes that a step reads an image that is kept."""
+        self._entries[digest].was_read = True
 
     def take(self, digest: bytes, num_vectors: int) -> list[int] | None:
         """Gives an image that is not encoded pages, for one user; None where too few are free.

@@ -12,6 +12,9 @@ from services.engine.scheduler.stats import SchedulerCounts
 class ImagePlan:
     """Encodes images just before their tokens are computed, a bounded number in each step.
 
+    A short step, beside decodes, encodes images whose tokens later steps compute: both at once
+    would take the time of two steps.
+
     A request keeps an image from the step that first needs it to the one that passes its last
     token. It never waits for an image while it keeps another that it has not passed, so requests
     cannot wait for each other in a circle.
@@ -37,14 +40,23 @@ class ImagePlan:
         self._cache = cache
         self._max_step_vectors = max_step_vectors
         self._num_step_vectors = 0
+        self._most_short: int | None = None
+        self._new: set[bytes] = set()
+        """Digests of images that the step encodes."""
         self._kept: dict[Request, dict[int, list[int]]] = {}
         self._passed: list[tuple[Request, int]] = []
         self._ordered: list[tuple[EncoderImage, list[int]]] = []
         self._counts = counts
 
-    def begin_step(self) -> None:
-        """Begins to plan a step."""
+    def begin_step(self, *, most_short: int | None = None) -> None:
+        """Begins to plan a step.
+
+        most_short: tokens of a step that is short, as requests decode in it, and as many vectors;
+            None for another step.
+        """
+        self._most_short = most_short
         self._num_step_vectors = 0
+        self._new.clear()
 
     def bound(self, request: Request, start: int, q_len: int, most: int) -> int:
         """Returns how many of a request's next tokens can be computed; keeps their images.
@@ -106,24 +118,35 @@ class ImagePlan:
 
     def _keep(self, request: Request, number: int, image: PromptImage) -> bool:
         """Keeps an image for a request; returns whether it is encoded or the step will do it."""
-        kept = self._kept.get(request, {})
-        if number in kept:
-            return True
         digest = image.image.digest
-        pages = self._cache.find(digest)
-        if pages is None:
-            num_vectors = self._num_step_vectors + image.num_vectors
-            if self._num_step_vectors and num_vectors > self._max_step_vectors:
-                return False
-            pages = self._cache.take(digest, image.num_vectors)
+        if number not in self._kept.get(request, {}):
+            pages = self._cache.find(digest)
+            if pages is None:
+                pages = self._encode(image)
+            elif self._cache.has_other_readers(digest):
+                self._counts.num_found_images += 1
             if pages is None:
                 return False
+            self._kept.setdefault(request, {})[number] = pages
+        if self._most_short is not None and digest in self._new:
+            return False
+        self._cache.note_read(digest)
+        return True
+
+    def _encode(self, image: PromptImage) -> list[int] | None:
+        """Orders an image for a request; returns its pages, None if the step has no room for it."""
+        most, digest = self._max_step_vectors, image.image.digest
+        if self._most_short is not None:
+            most = min(most, self._most_short)
+        num_vectors = self._num_step_vectors + image.num_vectors
+        if self._num_step_vectors and num_vectors > most:
+            return None
+        pages = self._cache.take(digest, image.num_vectors)
+        if pages is not None:
             self._num_step_vectors = num_vectors
             self._ordered.append((image.image, pages))
-        else:
-            self._counts.num_found_images += 1
-        self._kept.setdefault(request, {})[number] = pages
-        return True
+            self._new.add(digest)
+        return pages
 
 
 def encoding_order(image: EncoderImage, pages: Sequence[int]) -> EncodedImage:

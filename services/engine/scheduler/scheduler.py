@@ -268,12 +268,14 @@ class Scheduler:
             return None
         self._tiers.begin_step()
         recovery.make_way_for_suspect()
-        holdings.images.begin_step()
+        budget = recovery.budget.tokens
+        most = most_tokens(budget, self._limits, holdings)
+        holdings.images.begin_step(most_short=most if most < budget else None)
         if num_next_drafts is None:
             drafts = self._drafts
             num_next_drafts = 0 if drafts is None else drafts.choose(holdings.running)
         step = PlannedStep(
-            most_tokens(recovery.budget.tokens, self._limits, holdings),
+            most,
             holdings.row_needs,
             holdings.images,
             num_spec_steps=self._limits.num_speculative_tokens,

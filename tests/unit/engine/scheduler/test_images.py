@@ -161,6 +161,63 @@ def test_a_step_encodes_a_bounded_number_of_vectors_and_a_large_image_alone():
         check(request)
 
 
+def short_rig():
+    """A scheduler with a request that decodes, and short steps beside it."""
+    rig = image_rig(max_num_mixed_tokens=40, num_encoder_pages=16)
+    decoding = ask([1, 2], max_tokens=40)
+    rig.add(decoding)
+    rig.step()
+    return rig, decoding
+
+
+@pytest.mark.parametrize("text", [[3], []], ids=["after text", "first"])
+def test_beside_decodes_a_step_encodes_an_image_and_the_next_ones_compute_its_tokens(text):
+    rig, decoding = short_rig()
+    request = ask(text, (1, 17), [4])
+    rig.add(request)
+    first, second = rig.send(), rig.send()
+    assert (shown(first), sum(q_lens(first))) == ([1], 1 + len(text))
+    assert (shown(second), sorted(q_lens(second))) == ([], [1, 18])
+    rig.run()
+    for each in (decoding, request):
+        check(each)
+    counts = rig.scheduler.counts
+    assert (counts.num_encoded_images, counts.num_found_images) == (1, 0)
+
+
+def test_requests_that_show_one_image_wait_for_it_together():
+    rig, _ = short_rig()
+    requests = [ask([3 + number], (1, 9), [4]) for number in range(2)]
+    rig.add(*requests)
+    first = rig.send()
+    assert (shown(first), q_lens(first)) == ([1], [1, 1, 1])
+    rig.run()
+    for each in requests:
+        check(each)
+    counts = rig.scheduler.counts
+    assert (counts.num_encoded_images, counts.num_found_images) == (1, 1)
+
+
+def test_a_short_step_encodes_as_many_vectors_as_it_may_have_tokens():
+    rig, _ = short_rig()
+    rig.add(ask([3], (1, 25), [4]), ask([5], (2, 9), (3, 9), [6]))
+    assert [shown(rig.send()) for _ in range(3)] == [[1, 2], [3], []]
+    rig.run()
+
+
+def test_an_image_is_encoded_although_no_request_computes_anything_beside_it():
+    rig, decoding = short_rig()
+    while len(decoding.token_ids) + decoding.num_pending_tokens < decoding.max_num_tokens:
+        rig.send()
+    request = ask([], (1, 17), [4])
+    rig.add(request)
+    assert rig.scheduler.schedule() is None
+    step = rig.send()
+    assert (shown(step), q_lens(step)) == ([1], [18])
+    rig.run()
+    check(request)
+
+
 def test_a_request_waits_for_pages_that_another_one_needs():
     rig = image_rig(num_encoder_pages=2, max_num_batched_tokens=8)
     first, second = ask([1], (1, 30), [2]), ask([3], (2, 30), [4])
@@ -200,6 +257,7 @@ def test_random_requests_see_their_own_images(seed):
         max_encoder_tokens=draw.choice([1, 20, 64]),
         max_num_batched_tokens=draw.choice([3, 7, 20, 64]),
         max_num_seqs=draw.choice([1, 3, 6]),
+        max_num_mixed_tokens=draw.choice([None, 1, 16]),
     )
     requests = []
     for _ in range(60):
