@@ -1,13 +1,14 @@
 """The messages between a service and its helper processes: a header and bytes.
 
-A question's header has its length and the seconds its answer may take; an answer's header has its
-length and what kind of answer it is.
+A question's header has its length, the seconds its answer may take, and whether it is in memory;
+an answer's header has its length and what kind of answer it is. What is in memory follows no
+header: see `message_memory`.
 """
 
 import struct
 from enum import IntEnum
 
-QUESTION_HEADER = struct.Struct(">Id")
+QUESTION_HEADER = struct.Struct(">Id?")
 ANSWER_HEADER = struct.Struct(">IB")
 
 
@@ -18,3 +19,5 @@ class AnswerKind(IntEnum):
     """The answer itself."""
     REFUSAL = 1
     """UTF-8 text that says why there is no answer."""
+    IN_MEMORY = 2
+    """The answer itself, in memory."""

@@ -46,6 +46,7 @@ class HelperPool:
         num_processes: int = 1,
         start_timeout_s: float,
         environment: Mapping[str, str] | None = None,
+        memory_bytes: int = 0,
     ) -> None:
         """Starts no process yet.
 
@@ -55,10 +56,12 @@ class HelperPool:
             num_processes: most processes at a time. They start when they are needed.
             start_timeout_s: longest time until a new process has taken its opening message.
             environment: variables of the processes. They get no other ones: ours may be secret.
+            memory_bytes: longest message that goes through memory instead of a pipe; 0 for none.
         """
         self._module = module
         self._opening = opening
         self._start_timeout_s = start_timeout_s
+        self._memory_bytes = memory_bytes
         self._environment = {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **{name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
@@ -178,7 +181,9 @@ class HelperPool:
         if self._is_closed:
             raise HelperUnavailableError("was closed")
         try:
-            link = await HelperLink.start(self._module, self._environment)
+            link = await HelperLink.start(
+                self._module, self._environment, memory_bytes=self._memory_bytes
+            )
         except (OSError, RuntimeError) as error:  # uvloop raises both
             log.warning("helper_process_not_started", module=self._module, reason=repr(error))
             raise HelperUnavailableError("could not be started") from None

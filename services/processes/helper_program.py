@@ -4,20 +4,25 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from services.processes.helper_frames import ANSWER_HEADER, QUESTION_HEADER, AnswerKind
+from services.processes.message_memory import MessageMemory
 
 _STDOUT_FD = 1
 _STDERR_FD = 2
+
+
+Answer = bytes | Sequence[bytes | memoryview]
+"""An answer, or its parts."""
 
 
 class Refusal(Exception):  # noqa: N818  an answer, not an error of the helper
     """A question has no answer; the message is for the one who asked."""
 
 
-def run_helper(open_helper: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
+def run_helper(open_helper: Callable[[bytes], Callable[[bytes], Answer]]) -> None:
     """Answers questions until standard input ends.
 
     Signals that end its service do not end a helper: the service still drains.
@@ -29,20 +34,21 @@ def run_helper(open_helper: Callable[[bytes], Callable[[bytes], bytes]]) -> None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     source = sys.stdin.buffer
+    memory = MessageMemory(int(sys.argv[1])) if len(sys.argv) > 1 else None
     with os.fdopen(os.dup(_STDOUT_FD), "wb") as sink:
         os.dup2(_STDERR_FD, _STDOUT_FD)  # what libraries print is no answer
-        opening = _read_question(source)
+        opening = _read_question(source, memory)
         if opening is None:
             return
-        answer: list[Callable[[bytes], bytes]] = []
+        answer: list[Callable[[bytes], Answer]] = []
 
         def open_with(content: bytes) -> bytes:
             answer.append(open_helper(content))
             return b""
 
-        _answer(sink, open_with, opening)
-        while answer and (question := _read_question(source)) is not None:
-            _answer(sink, answer[0], question)
+        _answer(sink, memory, open_with, opening)
+        while answer and (question := _read_question(source, memory)) is not None:
+            _answer(sink, memory, answer[0], question)
 
 
 def limit_resources(*, max_memory_bytes: int, may_start_threads: bool = False) -> None:
@@ -62,18 +68,24 @@ def limit_resources(*, max_memory_bytes: int, may_start_threads: bool = False) -
         resource.setrlimit(limit, (lower, lower))
 
 
-def _read_question(source: BinaryIO) -> tuple[bytes, float] | None:
+def _read_question(source: BinaryIO, memory: MessageMemory | None) -> tuple[bytes, float] | None:
     """Returns the next question and its limit in seconds, None at the end."""
     header = source.read(QUESTION_HEADER.size)
     if len(header) < QUESTION_HEADER.size:
         return None
-    length, timeout_s = QUESTION_HEADER.unpack(header)
+    length, timeout_s, is_in_memory = QUESTION_HEADER.unpack(header)
+    if is_in_memory:
+        assert memory is not None, "the service has given it"
+        return memory.read(length), timeout_s
     content = source.read(length)
     return (content, timeout_s) if len(content) == length else None
 
 
 def _answer(
-    sink: BinaryIO, answer: Callable[[bytes], bytes], question: tuple[bytes, float]
+    sink: BinaryIO,
+    memory: MessageMemory | None,
+    answer: Callable[[bytes], Answer],
+    question: tuple[bytes, float],
 ) -> None:
     content, timeout_s = question
     # Nothing handles SIGALRM, so it ends the process, in the middle of a C function too. The
@@ -84,6 +96,11 @@ def _answer(
         reply = answer(content)
     except Refusal as refusal:
         kind, reply = AnswerKind.REFUSAL, str(refusal).encode(errors="replace")
+    parts = [reply] if isinstance(reply, bytes) else reply
+    length = sum(map(len, parts))
+    if kind is AnswerKind.ANSWER and memory is not None and memory.takes(length):
+        memory.write(parts)
+        kind, parts = AnswerKind.IN_MEMORY, ()
     signal.setitimer(signal.ITIMER_REAL, 0)
-    sink.write(ANSWER_HEADER.pack(len(reply), kind) + reply)
+    sink.write(b"".join((ANSWER_HEADER.pack(length, kind), *parts)))
     sink.flush()

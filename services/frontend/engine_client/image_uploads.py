@@ -30,7 +30,7 @@ class _HeldImage:
         """Takes the next part; the last one has the grid."""
         start, end = self.num_sent_bytes, self.num_sent_bytes + PART_BYTES
         self.num_sent_bytes = end
-        patches = self.image.patches[start:end]
+        patches = bytes(self.image.patches[start:end])
         grid = self.image.grid if self.is_sent else ()
         return ImagePart(digest=self.image.digest, patches=patches, grid=grid)
 

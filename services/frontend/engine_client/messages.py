@@ -83,7 +83,7 @@ class PlacedImage:
 
     digest: bytes
     grid: Sequence[int]
-    patches: bytes
+    patches: bytes | memoryview
     """uint8."""
     offset: int
     """Where its tokens start in the prompt."""

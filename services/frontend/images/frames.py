@@ -54,14 +54,15 @@ class Question:
         return cls(data=data, is_only_image=is_only_image, max_patches=max_patches)
 
 
-def answer_of(patches: Patches) -> bytes:
-    """Returns the answer with an image's patches."""
+def answer_of(patches: Patches) -> tuple[bytes, memoryview]:
+    """Returns the parts of the answer with an image's patches."""
     grid = patches.grid
-    return b"".join((struct.pack(f">B{len(grid)}I", len(grid), *grid), patches.values.data))
+    head = struct.pack(f">B{len(grid)}I", len(grid), *grid)
+    return head, patches.values.data.cast("B")
 
 
-def read_answer(content: bytes) -> tuple[Grid, bytes]:
-    """Returns the grid and the patches of an answer.
+def read_answer(content: bytes) -> tuple[Grid, memoryview]:
+    """Returns the grid and the patches of an answer, which are a part of it.
 
     Raises:
         ValueError: the answer is none.
@@ -70,4 +71,4 @@ def read_answer(content: bytes) -> tuple[Grid, bytes]:
     end = 1 + 4 * length
     if not 0 < length <= _MAX_GRID or len(content) < end:
         raise ValueError("an answer without a grid")
-    return struct.unpack_from(f">{length}I", content, 1), content[end:]
+    return struct.unpack_from(f">{length}I", content, 1), memoryview(content)[end:]

@@ -21,7 +21,7 @@ class ProcessedImage:
     """SHA-256 of settings, grid and patches: 32 bytes."""
     grid: Grid
     """Positions of the patches, as the family defines them."""
-    patches: bytes
+    patches: bytes | memoryview
     """uint8 [N, C * P * P] in C order."""
     tokens: tuple[int, ...]
     """Token ids that replace the image's one token in a prompt."""
@@ -86,7 +86,7 @@ class ImageProcessor:
             )
         return patches
 
-    def assemble(self, grid: Grid, patches: bytes) -> ProcessedImage:
+    def assemble(self, grid: Grid, patches: bytes | memoryview) -> ProcessedImage:
         """Returns patches with their digest and tokens.
 
         Raises:

@@ -90,6 +90,8 @@ class ImageReader:
             num_processes=num_processes,
             start_timeout_s=START_TIMEOUT_S,
             environment=_ENVIRONMENT,
+            memory_bytes=HEAD_BYTES
+            + max(self._limits.max_bytes, self._processor.max_patches_bytes),
         )
         self._turns = FairTurns(num_processes)
         self._large_turns = FairTurns(1)

@@ -14,13 +14,13 @@ from services.frontend.images.files.header import Format, read_header
 from services.frontend.images.frames import Opening, Question, answer_of
 from services.frontend.images.limits import ImageLimits
 from services.frontend.images.processor import ImageProcessor
-from services.processes.helper_program import Refusal, limit_resources, run_helper
+from services.processes.helper_program import Answer, Refusal, limit_resources, run_helper
 
 _NICENESS = 5
 """The event loop has priority on a shared core."""
 
 
-def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
+def open_worker(opening: bytes) -> Callable[[bytes], Answer]:
     """Loads the decoders, takes the limits, and returns the function that answers questions."""
     os.nice(_NICENESS)
     settings = Opening.from_bytes(opening)
@@ -37,7 +37,7 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
     # A decoder that a file takes over opens no file and no connection.
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
-    def answer(content: bytes) -> bytes:
+    def answer(content: bytes) -> Answer:
         _limit_cpu_time(limits.cpu_s)
         question = Question.from_bytes(content)
         try:

@@ -229,3 +229,37 @@ async def test_a_process_writes_no_files(tmp_path):
     async with running() as pool:
         with pytest.raises(HelperBrokenError):
             await ask(pool, b"write " + bytes(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("num_bytes", [2**16 - 6, 2**16, 2**20])
+async def test_long_messages_go_both_ways_through_memory(num_bytes):
+    async with running(memory_bytes=2**20) as pool:
+        before = await ask(pool, b"pid")
+        for letter in (b"a", b"b"):
+            text = letter * (num_bytes - 5)
+            assert await ask(pool, b"echo " + text) == text
+        assert await ask(pool, b"pid") == before
+
+
+async def test_a_message_that_memory_cannot_hold_goes_through_the_pipe():
+    async with running(memory_bytes=2**17) as pool:
+        assert await ask(pool, b"echo " + bytes(2**18)) == bytes(2**18)
+
+
+@pytest.mark.parametrize("num_bytes", [2**16, 2**17 + 1, 2**30])
+async def test_an_answer_that_is_not_in_memory_costs_its_question(num_bytes):
+    async with running(memory_bytes=2**17) as pool:
+        with pytest.raises(HelperBrokenError, match="broke down"):
+            await pool.ask(
+                b"claim %d" % (num_bytes if num_bytes > 2**16 else 5),
+                timeout_s=60,
+                wait_s=60,
+                max_answer_bytes=2**40,
+            )
+        assert await ask(pool, b"echo x") == b"x"
+
+
+async def test_a_helper_cannot_change_the_size_of_memory():
+    async with running(memory_bytes=2**17) as pool:
+        assert await ask(pool, b"shrink") == b"refused"
+        assert await ask(pool, b"echo " + b"x" * 2**16) == b"x" * 2**16
