@@ -1,11 +1,13 @@
 """Runs the frontend service: `python -m services.frontend --help`."""
 
 from services.processes.address_space import require_address_space
+from services.processes.grpc_variables import set_grpc_variables
 from services.processes.stop_signals import end_quietly_on_interrupt
 
 if __name__ == "__main__":
     end_quietly_on_interrupt()  # now: the other imports take a second
     require_address_space("octavo frontend")  # and the space
+    set_grpc_variables()  # gRPC is one of them
 
 import sys
 
@@ -17,7 +19,6 @@ from services.frontend.config import VARIABLE_PREFIX, FrontendConfig
 from services.frontend.process_group import ProcessGroup, Share
 from services.processes.allocator import share_arenas
 from services.processes.descriptors import raise_descriptor_limit
-from services.processes.grpc_variables import set_grpc_variables
 from services.processes.standard_error import replace_standard_error
 from services.settings.flags import UsageError
 from services.settings.installation import MissingExtraError, require_extras
@@ -44,7 +45,6 @@ def main() -> int:
         error_messages=False,
     )
     warn_of_unknown_variables(VARIABLE_PREFIX, FrontendConfig.model_fields)
-    set_grpc_variables()
     if config.processes == 1:
         return _serve(config, None)
     try:

@@ -1,11 +1,27 @@
 """The command's flags and its one-line complaints."""
 
+import os
+import subprocess
 import sys
 
 import pytest
 
 from services.frontend.__main__ import main
 from services.frontend.config import FrontendConfig
+
+
+START = """
+import os, runpy, sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "grpc":
+            print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"))
+
+sys.meta_path.insert(0, Finder)
+sys.argv = ["frontend", "--port", "70000"]
+runpy.run_module("services.frontend", run_name="__main__")
+"""
 
 
 def run(monkeypatch, *arguments: str) -> int:
@@ -69,3 +85,12 @@ def test_help_explains_every_flag(monkeypatch, capsys):
     text = capsys.readouterr().out
     for name in FrontendConfig.model_fields:
         assert f"--{name.replace('_', '-')}" in text
+
+
+def test_grpc_prepares_for_no_forks():
+    """Its threads could crash a process for images between fork and exec."""
+    environment = {name: value for name, value in os.environ.items() if "GRPC" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", START], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.returncode) == (["0"], 2)
