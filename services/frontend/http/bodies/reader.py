@@ -20,6 +20,8 @@ MAX_WAITING_BYTES = 128 * 2**20
 """Bytes of all large bodies that wait or are parsed; 15 MiB take up to 0.6 s of CPU."""
 MAX_ANSWER_BYTES = 64 * 2**20
 """Largest parsed call; prompt and options have their own limits."""
+_MEMORY_BYTES = 32 * 2**20
+"""Longer bodies and calls go through pipes."""
 READ_TIMEOUT_S = 10.0
 """Time limit for one body in the process; the worst takes 0.6 s of CPU."""
 WAIT_S = 60.0
@@ -74,6 +76,7 @@ class BodyReader:
             pickle.dumps((tuple(parsers), limits), pickle.HIGHEST_PROTOCOL),
             start_timeout_s=START_TIMEOUT_S,
             environment={"OPENBLAS_NUM_THREADS": "1"},
+            memory_bytes=_MEMORY_BYTES,
         )
 
     async def read(

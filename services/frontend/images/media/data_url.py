@@ -32,13 +32,22 @@ def from_data_url(url: str, *, max_bytes: int) -> bytes:
     # Four characters are three bytes, and line ends are a few more characters.
     if len(url) - prefix.end() > 2 * max_bytes:
         raise _too_large(max_bytes)
+    encoded = url[prefix.end() :]
     try:
-        data = binascii.a2b_base64(url[prefix.end() :].translate(_SPACE), strict_mode=True)
-    except ValueError as error:
-        raise InvalidRequestError(f"the image's data is no valid base64: {error}") from None
+        data = _decoded(encoded)
+    except ValueError:
+        # It may have line ends. Most have none, and leaving them out takes a third of the time.
+        try:
+            data = _decoded(encoded.translate(_SPACE))
+        except ValueError as error:
+            raise InvalidRequestError(f"the image's data is no valid base64: {error}") from None
     if len(data) > max_bytes:
         raise _too_large(max_bytes)
     return data
+
+
+def _decoded(encoded: str) -> bytes:
+    return binascii.a2b_base64(encoded, strict_mode=True)
 
 
 def _too_large(max_bytes: int) -> InvalidRequestError:
