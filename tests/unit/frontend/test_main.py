@@ -9,7 +9,6 @@ import pytest
 from services.frontend.__main__ import main
 from services.frontend.config import FrontendConfig
 
-
 START = """
 import os, runpy, sys
 
