@@ -15,9 +15,9 @@ WARM_BYTES = 2**26
 
 
 class PatchMemory:
-    """A file in memory without a name; the lowest free places are taken first.
+    """A file in memory without a name; the lowest free part of it is taken first.
 
-    Only the service takes and frees places; workers read.
+    Only the service takes and frees parts; workers read.
     """
 
     def __init__(self, fd: int) -> None:

@@ -1,7 +1,7 @@
 """The messages between a service and its helper processes: a header and bytes.
 
 A question's header has its length, the seconds its answer may take, and whether it is in memory;
-an answer's header has its length and what kind of answer it is. What is in memory follows no
+an answer's header has its length and what kind of answer it is. Bytes in memory follow no
 header: see `message_memory`.
 """
 

@@ -1,9 +1,10 @@
 """Images a second and core that helper processes read: `python -m tests.bench.image_reading`.
 
 The base is the processor time of decoding one image and resizing it with Pillow, which is the least
-that any frontend spends. `share` is the measured rate over the rate of that time on all cores. With
---streams, images also go through a whole frontend to a stand-in engine, while as many requests of
-text decode; their longest gap is printed beside the rate.
+that any frontend spends. `share` is the measured rate over the rate of that time on all cores;
+`CPU share` is that time over the processor time of an image here, which is what `share` would be on
+cores that nothing else uses. With --streams, images also go through a whole frontend to a stand-in
+engine, while as many requests of text decode; their longest gap is printed beside the rate.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def cpu_s() -> tuple[float, float]:
 
 
 async def measure(kind: str, data: bytes, args: argparse.Namespace) -> list[str]:
-    """Returns a row: format, base, rate, share, processor time and longest gap."""
+    """Returns a row: format, base, rate, both shares, processor times and longest gap."""
     num_cores = len(os.sched_getaffinity(0))
     base_s = base_cpu_s(data, args.rounds)
     reader = ImageReader(
@@ -76,14 +77,16 @@ async def measure(kind: str, data: bytes, args: argparse.Namespace) -> list[str]
     gap_ms = 1e3 * await gap
     await reader.close()
     share = rate / (num_cores / base_s)
-    figures = (1e3 * base_s, rate, share, own_ms, helpers_ms, gap_ms)
+    cpu_share = 1e3 * base_s / (own_ms + helpers_ms)
+    figures = (1e3 * base_s, rate, share, cpu_share, own_ms, helpers_ms, gap_ms)
     return [kind, *(f"{figure:.3g}" for figure in figures)]
 
 
 async def run(args: argparse.Namespace) -> None:
     """Prints a table in Markdown."""
-    print("| format | decode and resize, CPU ms | images/s | share | CPU ms | helpers | gap, ms |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    columns = ("format", "decode and resize, CPU ms", "images/s", "share", "CPU share", "CPU ms")
+    print(f"| {' | '.join(columns)} | helpers | gap, ms |")
+    print(f"|{' --- |' * (len(columns) + 2)}")
     image = picture(WIDTH, HEIGHT)
     for kind in args.formats:
         print(f"| {' | '.join(await measure(kind, encoded(image, kind), args))} |", flush=True)

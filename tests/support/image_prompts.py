@@ -149,7 +149,7 @@ def prompt_images(
 ) -> list[PromptImage]:
     """Returns a prompt's images as the engine's requests have them, all in `memory` if it is given.
 
-    They take their places until they are gone.
+    Each keeps its room there until it is gone.
     """
     images = []
     for offset, picture in zip(prompt.offsets, prompt.pictures, strict=True):

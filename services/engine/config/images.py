@@ -22,8 +22,9 @@ class ImagesConfig(ConfigSection):
     """Tokens of images that stay encoded in the device's memory, in requests that need them and
     after; also the most of one image."""
     max_encoder_tokens: int = Field(default=2048, ge=1, le=2**20)
-    """Most tokens of images that a step encodes, while requests that decode wait; an image with
-    more is encoded alone."""
+    """Most tokens of images that a step encodes, while requests that decode wait; in steps that
+    max_num_mixed_tokens shortens, at most as many as query tokens. An image with more is encoded
+    alone."""
 
     @property
     def max_image_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Patches are where the service put them, and places are used again once they are free."""
+"""Patches are where the service put them, and room is used again once it is free."""
 
 import gc
 import mmap
