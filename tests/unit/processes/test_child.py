@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 from services.processes.child import child_command, python_command
+from services.processes.helper_frames import QUESTION_HEADER
 
 HOSTILE = "print('imported from the current folder', flush=True)"
 SHADOWED = ("models", "protos", "runpy", "services", "structlog", "uvloop")
@@ -80,7 +81,7 @@ def test_a_child_ends_when_its_parent_is_killed(is_child_ready):
         assert parent.stdin is not None
         assert parent.stdout is not None
         if is_child_ready:
-            parent.stdin.write(bytes(12))  # an empty opening message
+            parent.stdin.write(bytes(QUESTION_HEADER.size))  # an empty opening message
             parent.stdin.flush()
             assert len(parent.stdout.read(len(b"started\n") + 5)) == len(b"started\n") + 5
         else:
