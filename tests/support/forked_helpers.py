@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from services.processes.child import child_command
@@ -36,10 +36,10 @@ def helpers_forked() -> Iterator[None]:
     prefix = child_command("")[:-1]
 
     async def fork_or_start(*command, **options):
-        module = command[-1]
-        if list(command) != [*prefix, module] or module not in SERVERS:
+        program = list(command[len(prefix) :])
+        if list(command[: len(prefix)]) != prefix or program[0] not in SERVERS:
             return await start(*command, **options)
-        return await _fork(module, **options)
+        return await _fork(program, **options)
 
     asyncio.create_subprocess_exec = fork_or_start
     try:
@@ -49,16 +49,17 @@ def helpers_forked() -> Iterator[None]:
 
 
 async def _fork(
-    module: str, *, stdin: int, stdout: int, stderr: int, env: Mapping[str, str],
-    start_new_session: bool,
+    program: Sequence[str], *, stdin: int, stdout: int, stderr: int, env: Mapping[str, str],
+    pass_fds: Sequence[int], start_new_session: bool,
 ) -> ForkedProcess:  # fmt: skip
     assert (stdin, stdout, stderr) == (PIPE, PIPE, DEVNULL)
     assert start_new_session
     (their_input, our_output), (our_input, their_output) = os.pipe(), os.pipe()
-    server = fork_server(*SERVERS[module])
+    server = fork_server(*SERVERS[program[0]])
     with Path(os.devnull).open("rb+") as nothing:  # noqa: ASYNC230  never waits
         descriptors = {0: their_input, 1: their_output, 2: nothing.fileno()}
-        report = fork(server, [module], environment=env, descriptors=descriptors, group=0)
+        descriptors |= {fd: fd for fd in pass_fds}
+        report = fork(server, program, environment=env, descriptors=descriptors, group=0)
     os.close(their_input)
     os.close(their_output)
     loop = asyncio.get_running_loop()
