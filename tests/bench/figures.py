@@ -150,6 +150,16 @@ class Bench:
         self.report.state("serving", self.engine.graph_use().since(before))
         return runs[-1]
 
+    async def add_limited_serving(self, count: int, limits: Sequence[int]) -> None:
+        """Measures the serving workload once with at most as many requests at a time."""
+        for at_once in limits:
+            name = f"serving, {at_once} at once"
+            if self._has_time(name):
+                before = self.engine.graph_use()
+                run = await self.engine.generate(self.serving(count), at_once=at_once)
+                self.report.add(name, [run.elapsed_s], "s")
+                self.report.state(name, self.engine.graph_use().since(before))
+
     def state_memory(self) -> None:
         """Reports the worker's memory, now and at most."""
         worker = self.engine.worker

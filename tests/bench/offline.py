@@ -71,6 +71,7 @@ async def measure(settings: Settings, report: Report) -> None:
                 await bench.add_prefill(arguments.prompts, arguments.repeats)
             if "serving" in arguments.only:
                 await bench.add_serving(arguments.requests, arguments.serving_repeats)
+                await bench.add_limited_serving(arguments.requests, arguments.at_once)
             bench.state_memory()
 
 
@@ -104,6 +105,12 @@ def own_parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=512, help="of the serving workload")
     parser.add_argument("--repeats", type=int, default=5, help="of decode and prefill")
     parser.add_argument("--serving-repeats", type=int, default=2)
+    parser.add_argument(
+        "--at-once",
+        type=list_of_numbers,
+        default=[],
+        help="further runs of it, with at most as many requests at a time",
+    )
     parser.add_argument("--cold", action="store_true", help="start with empty caches, then again")
     parser.add_argument("--divide-by", type=int, default=1, help="make all lengths shorter")
     return parser

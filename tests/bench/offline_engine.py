@@ -86,10 +86,11 @@ class TimedExecutor(WorkerExecutor):
 
 
 class _Sink(OutputSink):
-    """Counts the requests that are left."""
+    """Counts the requests that are left, and makes room for the next where one ends."""
 
-    def __init__(self, num_left: int) -> None:
+    def __init__(self, num_left: int, places: asyncio.Semaphore) -> None:
         self.num_left = num_left
+        self._places = places
         self.ended_s = 0.0
         self.error = ""
         self.done = asyncio.Event()
@@ -97,6 +98,7 @@ class _Sink(OutputSink):
     def put(self, output: RequestOutput) -> None:
         if output.is_last:
             self.num_left -= 1
+            self._places.release()
             self.ended_s = time.perf_counter()
             if output.error is not None:
                 self.error = str(output.error)
@@ -129,6 +131,8 @@ class GraphUse:
     graph_tokens: int
     padded_tokens: int
     num_preemptions: int
+    busy_us: int
+    """Time of all steps in the worker."""
 
     def since(self, earlier: "GraphUse") -> dict[str, object]:
         """Returns what happened since an earlier count; shares are None where nothing ran."""
@@ -143,6 +147,7 @@ class GraphUse:
             "padding": padded / graph_tokens if graph_tokens else None,
             "dispatch": {reason: count for reason, count in dispatch.items() if count},
             "num_preemptions": self.num_preemptions - earlier.num_preemptions,
+            "busy_s": (self.busy_us - earlier.busy_us) / 1e6,
         }
 
 
@@ -165,31 +170,37 @@ class OfflineEngine:
         """Where the worker reads patches of images."""
         self._num_requests = 0
 
-    async def generate(self, jobs: Sequence[Job], *, limit_s: float | None = None) -> Generated:
-        """Submits all jobs at once, greedy and to their full length, and waits for the last.
+    async def generate(
+        self, jobs: Sequence[Job], *, limit_s: float | None = None, at_once: int | None = None
+    ) -> Generated:
+        """Submits jobs, greedy and to their full length, and waits for the last.
 
         limit_s: seconds after which running requests are aborted; None for no limit.
+        at_once: jobs that are there at a time, others when one ends; None for all.
 
         Raises:
             EngineFailedError: one of them failed or was refused.
         """
-        sink = _Sink(len(jobs))
+        places = asyncio.Semaphore(at_once or len(jobs))
+        sink = _Sink(len(jobs), places)
         requests = [self.request(job, sink) for job in jobs]
+        submitted: list[Request] = []
         started_s = time.perf_counter()
         try:
-            for request in requests:
-                request.arrival_s = time.monotonic()
-                self.core.submit(request)
+            async with asyncio.timeout(limit_s):
+                for request in requests:
+                    await places.acquire()
+                    request.arrival_s = time.monotonic()
+                    self.core.submit(request)
+                    submitted.append(request)
+                await sink.done.wait()
         except EngineError as error:
             raise EngineFailedError(f"the engine refused a request: {error}") from error
-        try:
-            async with asyncio.timeout(limit_s):
-                await sink.done.wait()
         except TimeoutError:
             pass
         elapsed_s, num_ended = sink.ended_s - started_s, len(jobs) - sink.num_left
         if num_ended < len(jobs):
-            for request in requests:
+            for request in submitted:
                 self.core.abort(request)
         if sink.error:
             raise EngineFailedError(sink.error)
@@ -234,6 +245,7 @@ class OfflineEngine:
             graph_tokens=sum(each.num_replays * each.key.num_tokens for each in figures),
             padded_tokens=sum(each.padded_tokens for each in figures),
             num_preemptions=stats.counters.scheduler.num_preemptions,
+            busy_us=stats.counters.worker_busy_us,
         )
 
     @property

@@ -37,7 +37,7 @@ def offline(tmp_path_factory) -> Path:
         "tests.bench.offline",
         *SMALL,
         *("--batches", "1,3,9", "--prompts", "256", "--requests", "4", "--repeats", "2"),
-        *("--divide-by", "16", "--serving-repeats", "1", "--out", out),
+        *("--divide-by", "16", "--serving-repeats", "1", "--at-once", "1", "--out", out),
         *("--contexts", "128,512", "--cudagraph-mode", "full_decode_only"),
         "--capture-while-serving",
     )
@@ -258,6 +258,7 @@ def test_offline_has_every_figure_and_says_what_is_missing(offline):
         "serving",
         "serving, output",
         "serving, first token p50",
+        "serving, 1 at once",
     }
     assert content["problems"] == [
         "decode, batch 9: max_num_seqs is 4",
@@ -266,8 +267,23 @@ def test_offline_has_every_figure_and_says_what_is_missing(offline):
     facts = content["facts"]
     assert facts["graphs"]["num_captured"] == facts["graphs"]["num_planned"] > 0
     assert facts["serving"]["hit_rate"] > 0.5
+    assert facts["serving, 1 at once"]["num_steps"] > facts["serving"]["num_steps"]
     assert facts["memory"]["kv_blocks"] > 0
     assert facts["start"]["import"] > 0
+
+
+def test_serving_is_modelled_from_measured_steps(tmp_path):
+    out = tmp_path / "model.json"
+    figures = ("--decodes", "1:2,16:4", "--prompts", "64:4,128:8", "--divide-by", "16")
+    policies = ("--policy", "max_num_seqs=4", "--policy", "max_num_seqs=16")
+    few = ("--requests", "24", "--max-num-batched-tokens", "64", "--out", out)
+    run("tests.bench.serving_model", "--shape", "tiny", *figures, *policies, *few)
+    content = json.loads(out.read_text())
+    few, many = (content["facts"][f"serving, max_num_seqs={size}"] for size in (4, 16))
+    assert (few["running at most"], many["running at most"]) == (4, 16)
+    assert few["steps"]["decodes"] > many["steps"]["decodes"]
+    figure = content["figures"]["serving, max_num_seqs=16"]
+    assert figure["median"] == pytest.approx(sum(many["seconds"].values()), abs=0.02)
 
 
 def test_results_are_drawn_and_compared(offline, tmp_path):
