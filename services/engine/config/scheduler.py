@@ -9,8 +9,8 @@ from services.settings.flags import MAX_INT32
 class SchedulerConfig(ConfigSection):
     """Limits of a step and of the queue."""
 
-    max_num_seqs: int = Field(default=256, ge=1, le=4096)
-    """Most requests in one step."""
+    max_num_seqs: int = Field(default=512, ge=1, le=4096)
+    """Most requests in one step; as many run as memory has room for, up to this."""
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_INT32)
     """Most query tokens in one step; prompts are computed in chunks that fit."""
     max_num_mixed_tokens: int = Field(default=1024, ge=1, le=MAX_INT32)

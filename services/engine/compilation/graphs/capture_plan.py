@@ -13,8 +13,8 @@ from services.engine.config.compilation_level import CompilationLevel
 
 log = structlog.get_logger()
 
-FEW_REQUESTS = 32
-"""Requests of the small graphs of steps with prompts.
+FEW_REQUESTS, MANY_REQUESTS = 32, 256
+"""Requests of the graphs of steps with prompts that have no room for all.
 
 Attention starts programs for all requests of a graph, used or not. One prompt of 128 tokens took
 1352 us with room for one, 1433 with room for 32, and 2700 instead of 1929 for 256 with 512 tokens
@@ -125,10 +125,10 @@ def full_decode_key(batch_size: int, q_len: int = 1) -> GraphKey:
 def mixed_keys(num_tokens: int, max_num_seqs: int) -> list[GraphKey]:
     """Returns the keys of whole steps with prompts of `num_tokens` tokens.
 
-    One holds the most requests possible; if these are many, another holds few.
+    One holds the most requests possible; others hold fewer, half of these at most.
     """
     most = min(max_num_seqs, num_tokens - 1)
-    rooms = (most, FEW_REQUESTS) if most > 2 * FEW_REQUESTS else (most,)
+    rooms = [most, *(room for room in (MANY_REQUESTS, FEW_REQUESTS) if 2 * room <= most)]
     return [
         GraphKey(kind=GraphKind.MIXED, num_tokens=num_tokens, graph_bs=room, max_q_len=num_tokens)
         for room in rooms

@@ -9,6 +9,7 @@ from models.cudagraph_mode import GraphKind
 from models.ops.attention.cudagraph_support import AttentionCGSupport as Support
 from services.engine.compilation.graphs.capture_plan import (
     FEW_REQUESTS,
+    MANY_REQUESTS,
     GraphSupport,
     full_decode_key,
     graph_support,
@@ -76,7 +77,7 @@ def test_full_graphs_are_those_of_decodes_and_of_steps_with_prompts():
     assert piecewise_key(64).kind.runtime_mode is Mode.PIECEWISE
 
 
-def test_graphs_of_steps_with_prompts_have_room_for_few_requests_or_for_all():
+def test_graphs_of_steps_with_prompts_have_room_for_few_requests_many_or_all():
     def rooms(num_tokens, max_num_seqs):
         return [key.graph_bs for key in mixed_keys(num_tokens, max_num_seqs)]
 
@@ -86,6 +87,8 @@ def test_graphs_of_steps_with_prompts_have_room_for_few_requests_or_for_all():
     assert rooms(64, 256) == [63]
     assert rooms(128, 256) == [127, FEW_REQUESTS]
     assert rooms(2048, 256) == [256, FEW_REQUESTS]
+    assert rooms(512, 512) == [511, FEW_REQUESTS]
+    assert rooms(2048, 512) == [512, MANY_REQUESTS, FEW_REQUESTS]
 
 
 def test_only_what_the_mode_runs_is_planned():
