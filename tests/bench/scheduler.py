@@ -1,6 +1,6 @@
 """Measures what a step of a steady decode costs the service: schedule, update and publish.
 
-    python -m tests.bench.scheduler [--waiting 4096] [--frontends 64] [--json PATH]
+    python -m tests.bench.scheduler [--waiting 4096] [--frontends 64] [--states] [--json PATH]
 
 Results are made up beforehand, so no worker's time is counted. `schedule` includes the descriptor's
 bytes; `publish` is all from the outputs of a step to the bytes of each session's message, without
@@ -24,6 +24,7 @@ from services.engine.batch import step_result
 from services.engine.core.live_requests import LiveRequests
 from services.engine.core.request_ends import RequestEnds
 from services.engine.core.stats import Counters
+from services.engine.kv_cache.cache_groups import STATE, LayerGroup
 from services.engine.limits import StepLimits
 from services.engine.request import OutputSink, Request, RequestOutput
 from services.engine.rpc.step_columns import StepColumns
@@ -34,6 +35,13 @@ from tests.support.requests import make_request
 
 BLOCK_SIZE = 16
 STEPS_IN_FLIGHT = 2
+STATE_GROUPS = tuple(
+    LayerGroup(window=window, layers=tuple(range(10 * group, 10 * group + 10)))
+    for group, window in enumerate((None, STATE, STATE, STATE))
+)
+"""Layers of Qwen3.5-35B-A3B: 10 keep tokens and 30 a state."""
+STATE_PAGES = 66
+"""Blocks of a state of that model in each group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +89,17 @@ def measure(
     num_steps: int,
     num_waiting: int = 0,
     num_frontends: int = 1,
+    *,
+    has_states: bool = False,
 ) -> Measurement:
-    """Decodes `num_running` requests that have `context_len` tokens each when measuring begins."""
+    """Decodes `num_running` requests that have `context_len` tokens each when measuring begins.
+
+    has_states: whether the model has layers with a state, of which snapshots are made.
+    """
     sinks = [Frontend() for _ in range(num_frontends)]
-    scheduler = _warm_scheduler(num_running, context_len, num_steps, num_waiting, sinks)
+    scheduler = _warm_scheduler(
+        num_running, context_len, num_steps, num_waiting, sinks, has_states=has_states
+    )
     counters = Counters()
     live = LiveRequests(RequestEnds(counters, None), lambda _: None)
     in_flight: deque[ScheduledStep] = deque()
@@ -138,12 +153,18 @@ def _warm_scheduler(
     num_steps: int,
     num_waiting: int,
     sinks: Sequence[OutputSink],
+    *,
+    has_states: bool,
 ) -> Scheduler:
     """Returns a scheduler whose requests have all been prefilled and decode from now on.
 
     num_waiting: others that no row is left for. sinks: share the requests.
     """
-    num_tokens = context_len + num_steps + 2 * STEPS_IN_FLIGHT
+    # Prompts of slightly different length spread the block boundaries over the steps, and with
+    # states the snapshots.
+    spread = 4 * BLOCK_SIZE if has_states else BLOCK_SIZE
+    num_tokens = context_len + num_steps + spread + 2 * STEPS_IN_FLIGHT
+    num_states = 5 if has_states else 0  # a live one and what steady decodes keep
     scheduler = Scheduler(
         StepLimits(
             max_num_seqs=num_running,
@@ -151,18 +172,24 @@ def _warm_scheduler(
             max_model_len=num_tokens + 1,
             block_size=BLOCK_SIZE,
             vocab_size=VOCAB_SIZE,
+            layer_groups=STATE_GROUPS if has_states else (),
+            state_pages=STATE_PAGES if has_states else 0,
         ),
-        num_blocks=num_running * (num_tokens // BLOCK_SIZE + 2),
+        num_blocks=num_running * (num_tokens // BLOCK_SIZE + 2 + num_states * 3 * STATE_PAGES),
         max_num_waiting=max(num_running, num_waiting),
     )
-    # Prompts of slightly different length spread the block boundaries over the steps.
-    for i in range(num_running):
-        request = make_request(context_len - i % BLOCK_SIZE, max_tokens=num_tokens - context_len)
+    requests = [
+        make_request(context_len - i % spread, max_tokens=num_tokens - context_len)
+        for i in range(num_running)
+    ]
+    for i, request in enumerate(requests):
         request.sink = sinks[i % len(sinks)]
         scheduler.add(request)
-    step = scheduler.schedule()
-    assert step is not None
-    scheduler.update(step, step_result(step.step_id, [7] * num_running))
+    # With states a prompt takes a step to its last snapshot and another to its end.
+    while not all(request.num_output_tokens for request in requests):
+        step = scheduler.schedule()
+        assert step is not None
+        scheduler.update(step, step_result(step.step_id, [7] * len(step.requests)))
     for _ in range(num_waiting):
         scheduler.add(make_request(context_len, max_tokens=num_tokens - context_len))
     return scheduler
@@ -175,6 +202,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[128, 4096])
     parser.add_argument("--waiting", type=int, default=0, help="requests that wait besides")
     parser.add_argument("--frontends", type=int, default=1, help="sessions that share the requests")
+    parser.add_argument("--states", action="store_true", help="of a model whose layers keep some")
     parser.add_argument("--steps", type=int, default=500, help="steps measured on each line")
     parser.add_argument("--json", type=Path, help="file to write the measurements to")
     args = parser.parse_args()
@@ -184,7 +212,14 @@ def main() -> None:
     measurements = []
     for context_len in args.context:
         for num_running in args.running:
-            m = measure(num_running, context_len, args.steps, args.waiting, args.frontends)
+            m = measure(
+                num_running,
+                context_len,
+                args.steps,
+                args.waiting,
+                args.frontends,
+                has_states=args.states,
+            )
             measurements.append(m)
             print(
                 f"{m.num_running:7}  {m.context_len:7}  {m.schedule_p50_us:8.1f}  "

@@ -28,7 +28,7 @@ from services.engine.kv_cache.prefix_search import PrefixSearch
 from services.engine.kv_cache.snapshots import StateCopies
 from services.engine.kv_cache.state_blocks import StateBlocks
 from services.engine.kv_cache.states import StateCache
-from services.engine.request import Request, RequestStatus, Snapshot
+from services.engine.request import BlockIds, Request, RequestStatus, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,13 +171,13 @@ class KVCache:
         request.block_ids.extend(prefix.block_ids)
         request.num_indexed_blocks = prefix.num_tokens // self._block_size
         if states is not None:
-            own: list[int] = []
+            own: Sequence[int] = ()
             # Before new blocks are taken, which may be the snapshot's.
             if snapshot is not None and copies:
                 states.index.pin(snapshot)
             elif snapshot is not None:
                 own = self._move_snapshot(states, snapshot)
-            blocks = self._take(states.blocks.num_live - len(own))
+            blocks = states.take(states.blocks.num_live - len(own), self._take)
             states.start(request, snapshot, blocks, own, prefix.junction)
 
     def save_state(self, request: Request) -> bool:
@@ -190,7 +190,7 @@ class KVCache:
             return False
         if self._pool.num_free < states.blocks.num_each:
             return False
-        states.save(request, position, self._take(states.blocks.num_each))
+        states.save(request, position, states.take(states.blocks.num_each, self._take))
         self.cache_full_blocks(request)
         return True
 
@@ -203,21 +203,20 @@ class KVCache:
             num_needed += max(0, self._groups.most_blocks(group, num_tokens) - num_held)
         return num_needed + (0 if self.states is None else self.states.blocks.num_live)
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int, *, as_bundle: bool = False) -> list[int]:
         """Takes free blocks, whose content can no longer be found."""
-        new = self._pool.take(count)
+        new = self._pool.take(count, as_bundle=as_bundle)
         self._overwrite(new)
         return new
 
     def _overwrite(self, block_ids: Sequence[int]) -> None:
         """Forgets the content of blocks that the step being planned overwrites."""
-        for block_id in block_ids:
-            for index in self._indexes:  # at most one of them has the block
-                self._num_cached_blocks -= index.forget(block_id)
-            if self.states is not None:
-                self.states.index.forget_block(block_id)
+        for index in self._indexes:
+            self._num_cached_blocks -= index.forget_all(block_ids)
+        if self.states is not None:
+            self.states.index.forget_all(block_ids)
 
-    def _move_snapshot(self, states: StateCache, snapshot: Snapshot) -> list[int]:
+    def _move_snapshot(self, states: StateCache, snapshot: Snapshot) -> BlockIds:
         """Returns the blocks of a free snapshot, which become a request's state."""
         return states.index.take(snapshot)
 

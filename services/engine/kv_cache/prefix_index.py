@@ -140,6 +140,13 @@ class PrefixIndex:
         self.journal.removed(key)
         return True
 
+    def forget_all(self, block_ids: Iterable[int]) -> int:
+        """Removes blocks before they are overwritten; returns how many were known."""
+        known = [block_id for block_id in block_ids if block_id in self._key_by_block]
+        for block_id in known:
+            self.forget(block_id)
+        return len(known)
+
     def forget_key(self, key: bytes) -> int | None:
         """Removes a key; returns its block, if it had one."""
         block_id = self._block_by_key.pop(key, None)

@@ -6,11 +6,13 @@ from the pool of all blocks, are found by the key of the tokens before it, and a
 same clock.
 """
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import lcm
 
 from services.engine.kv_cache.block_pool import BlockPool
-from services.engine.request import Snapshot
+from services.engine.request import BlockIds, Snapshot
 
 CHUNK = 64
 """Snapshots are made at multiples of as many tokens: kernels compute prompts in such chunks."""
@@ -27,19 +29,24 @@ def snapshot_interval(block_size: int) -> int:
 class StateCopies:
     """Blocks whose content a step copies before it computes: first saved, then restored states.
 
-    Each list has pairs of blocks, from and to.
+    The n-th block of an array *to* gets the content of the n-th block of the array *from*.
     """
 
-    saved: list[tuple[int, int]] = field(default_factory=list)
-    restored: list[tuple[int, int]] = field(default_factory=list)
+    saved_from: BlockIds = field(default_factory=lambda: array("i"))
+    saved_to: BlockIds = field(default_factory=lambda: array("i"))
+    restored_from: BlockIds = field(default_factory=lambda: array("i"))
+    restored_to: BlockIds = field(default_factory=lambda: array("i"))
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self.saved or self.restored)
+        return bool(self.saved_to or self.restored_to)
 
 
 class SnapshotIndex:
-    """Finds snapshots by the keys of the tokens before them."""
+    """Finds snapshots by the keys of the tokens before them.
+
+    The blocks of a snapshot are a bundle of the pool: no cost here grows with their number.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         """Starts empty.
@@ -49,7 +56,7 @@ class SnapshotIndex:
         """
         self._pool = pool
         self._by_key: dict[bytes, Snapshot] = {}
-        self._by_block: dict[int, Snapshot] = {}
+        self._by_first_block: dict[int, Snapshot] = {}
         self._pinned: list[Snapshot] = []
 
     def __len__(self) -> int:
@@ -59,8 +66,7 @@ class SnapshotIndex:
     @property
     def num_free_blocks(self) -> int:
         """Blocks of known snapshots that no step reads."""
-        held = {each for each in self._pinned if each.key is not None}
-        return len(self._by_block) - sum(len(each.block_ids) for each in held)
+        return sum(len(each.block_ids) for each in self._by_key.values() if not each.num_holders)
 
     def find(self, key: bytes) -> Snapshot | None:
         """Returns the snapshot after the tokens of a key, if there is one."""
@@ -71,12 +77,12 @@ class SnapshotIndex:
         return key in self._by_key
 
     def with_block(self, block_id: int) -> Snapshot | None:
-        """Returns the known snapshot that has a block, if any."""
-        return self._by_block.get(block_id)
+        """Returns the known snapshot whose first block this is, if any."""
+        return self._by_first_block.get(block_id)
 
     def is_free(self, snapshot: Snapshot) -> bool:
         """Whether it is held by no step, so that its blocks count as free."""
-        return self._pool.is_free(snapshot.block_ids[0])
+        return not snapshot.num_holders
 
     def add(self, key: bytes, snapshot: Snapshot) -> None:
         """Makes a snapshot known and gives up its blocks; a second one with the key is dropped."""
@@ -84,58 +90,51 @@ class SnapshotIndex:
         if is_new:
             snapshot.key = key
             self._by_key[key] = snapshot
-            self._by_block |= dict.fromkeys(snapshot.block_ids, snapshot)
-        self._release(snapshot, keep_long=is_new)
+            self._by_first_block[snapshot.block_ids[0]] = snapshot
+        self._release(snapshot)
 
     def drop(self, snapshot: Snapshot) -> None:
         """Gives up the blocks of a snapshot that cannot be found."""
-        self._release(snapshot, keep_long=False)
+        self._release(snapshot)
 
     def pin(self, snapshot: Snapshot) -> None:
         """Keeps a snapshot until `unpin_all`, as a step reads it."""
-        for block_id in snapshot.block_ids:
-            self._pool.share(block_id)
+        if not snapshot.num_holders:
+            self._pool.share_bundle(snapshot.block_ids)
+        snapshot.num_holders += 1
         self._pinned.append(snapshot)
 
     def unpin_all(self) -> None:
         """Gives up all pins; called when the step that reads them was sent."""
         for snapshot in self._pinned:
-            self._release(snapshot, keep_long=True)
+            self._release(snapshot)
         self._pinned.clear()
 
-    def take(self, snapshot: Snapshot) -> list[int]:
+    def take(self, snapshot: Snapshot) -> BlockIds:
         """Turns a free snapshot into blocks that the caller holds; it can no longer be found."""
-        block_ids = snapshot.block_ids
-        for block_id in block_ids:
-            self._pool.share(block_id)
+        self._pool.share_bundle(snapshot.block_ids)
+        snapshot.num_holders = 1
         self._forget(snapshot)
-        return block_ids
+        return snapshot.block_ids
 
     def forget(self, key: bytes) -> None:
         """Makes the snapshot of a key unknown, if there is one."""
         if (snapshot := self._by_key.get(key)) is not None:
             self._forget(snapshot)
-            self._reuse_first(snapshot)
 
-    def forget_block(self, block_id: int) -> None:
-        """Makes a snapshot unknown whose block was taken from the pool for other content."""
-        if (snapshot := self._by_block.get(block_id)) is not None:
-            self._forget(snapshot)
-            self._reuse_first(snapshot)
+    def forget_all(self, block_ids: Iterable[int]) -> None:
+        """Makes those snapshots unknown whose first blocks are among these, for other content."""
+        for block_id in [each for each in block_ids if each in self._by_first_block]:
+            self._forget(self._by_first_block[block_id])
 
     def _forget(self, snapshot: Snapshot) -> None:
         assert snapshot.key is not None, "only a snapshot that is known is forgotten"
         del self._by_key[snapshot.key]
+        del self._by_first_block[snapshot.block_ids[0]]
         snapshot.key = None
-        for block_id in snapshot.block_ids:
-            del self._by_block[block_id]
+        self._pool.forget_bundle(snapshot.block_ids)
 
-    def _reuse_first(self, snapshot: Snapshot) -> None:
-        """Makes the free blocks of an unknown snapshot the next to be reused."""
-        for block_id in snapshot.block_ids:
-            self._pool.reuse_first(block_id)
-
-    def _release(self, snapshot: Snapshot, *, keep_long: bool) -> None:
-        keep_long = keep_long and snapshot.key is not None
-        for block_id in reversed(snapshot.block_ids):
-            self._pool.release(block_id, keep_long=keep_long)
+    def _release(self, snapshot: Snapshot) -> None:
+        snapshot.num_holders -= 1
+        if not snapshot.num_holders:
+            self._pool.release_bundle(snapshot.block_ids, has_content=snapshot.key is not None)

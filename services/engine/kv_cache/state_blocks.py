@@ -1,8 +1,11 @@
 """The blocks of a request's states, in the order of its row in the block table."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+
+from services.engine.request import BlockIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +30,15 @@ class StateBlocks:
         """Blocks of a running request."""
         return self.num_each * self.num_slots
 
-    def after(self, block_ids: Sequence[int], num_tokens: int) -> list[int]:
+    def after(self, block_ids: BlockIds, num_tokens: int) -> BlockIds:
         """Returns the blocks of a request's state after as many tokens, of all of its blocks."""
-        return [block_ids[entry] for entry in self._entries(num_tokens)]
+        if self.num_slots == 1:
+            return block_ids
+        return array("i", [block_ids[entry] for entry in self._entries(num_tokens)])
 
-    def arranged(self, after: Sequence[int], others: Sequence[int], num_tokens: int) -> list[int]:
+    def arranged(self, after: Sequence[int], others: Sequence[int], num_tokens: int) -> BlockIds:
         """Returns a request's blocks: those of its state after `num_tokens`, and of other slots."""
-        block_ids = [0] * self.num_live
+        block_ids = array("i", bytes(4 * self.num_live))
         entries = self._entries(num_tokens)
         for entry, block_id in zip(entries, after, strict=True):
             block_ids[entry] = block_id

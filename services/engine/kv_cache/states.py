@@ -10,7 +10,8 @@ before it is known which of them hold. A slot has the state after each, so it is
 same; `settle` drops the copy if a draft before it was rejected.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 
 from services.engine.kv_cache.block_pool import BlockPool
 from services.engine.kv_cache.prefix_search import SnapshotSearch
@@ -21,7 +22,7 @@ from services.engine.kv_cache.snapshots import (
     snapshot_interval,
 )
 from services.engine.kv_cache.state_blocks import StateBlocks
-from services.engine.request import Request, Snapshot
+from services.engine.request import BlockIds, Request, Snapshot
 
 
 class StateCache:
@@ -46,9 +47,26 @@ class StateCache:
         self.index = SnapshotIndex(pool)
         self.interval = snapshot_interval(block_size)
         self.is_caching = is_caching
+        self.on_spare: Callable[[Iterable[int]], None] | None = None
+        """Called with blocks of states that are gone when others take them; None for none."""
         self._pool = pool
         self._block_size = block_size
         self._copies = StateCopies()
+
+    def take(self, count: int, take_others: Callable[..., list[int]]) -> BlockIds:
+        """Takes blocks for states, first those of states that are gone.
+
+        Args:
+            count: of the blocks, a multiple of those of a state.
+            take_others: takes other free blocks, as `BlockPool.take` does.
+        """
+        taken = array("i")
+        while len(taken) < count and (blocks := self._pool.take_spare()) is not None:
+            taken.extend(blocks)
+        if self.on_spare is not None:
+            self.on_spare(taken)
+        taken.extend(take_others(count - len(taken), as_bundle=True))
+        return taken
 
     def search(self, is_present: Callable[[bytes], bool]) -> SnapshotSearch:
         """Returns a search of snapshots, which are present after some keys."""
@@ -58,8 +76,8 @@ class StateCache:
         self,
         request: Request,
         snapshot: Snapshot | None,
-        blocks: list[int],
-        own: list[int],
+        blocks: BlockIds,
+        own: Sequence[int],
         junction: int,
     ) -> None:
         """Gives a request its live state.
@@ -80,8 +98,8 @@ class StateCache:
             return
         request.state_block_ids = blocks
         if snapshot is not None:
-            to = self.blocks.after(blocks, snapshot.num_tokens)
-            self._copies.restored.extend(zip(snapshot.block_ids, to, strict=True))
+            self._copies.restored_from.extend(snapshot.block_ids)
+            self._copies.restored_to.extend(self.blocks.after(blocks, snapshot.num_tokens))
 
     def due_place(self, request: Request) -> int | None:
         """Returns after how many tokens a request's state is saved before its next step, if any.
@@ -103,11 +121,11 @@ class StateCache:
         )
         return position if is_due else None
 
-    def save(self, request: Request, position: int, blocks: list[int]) -> None:
+    def save(self, request: Request, position: int, blocks: BlockIds) -> None:
         """Makes a snapshot of a request's state in new blocks, before the step being planned."""
         snapshot = Snapshot(num_tokens=position, block_ids=blocks)
-        from_ = self.blocks.after(request.state_block_ids, position)
-        self._copies.saved.extend(zip(from_, blocks, strict=True))
+        self._copies.saved_from.extend(self.blocks.after(request.state_block_ids, position))
+        self._copies.saved_to.extend(blocks)
         self.index.pin(snapshot)  # no other content takes its blocks before the step is sent
         request.last_snapshot = position
         request.snapshots.append(snapshot)
@@ -158,9 +176,10 @@ class StateCache:
         """Takes back a request's state, and the snapshots that cannot be found."""
         for snapshot in request.snapshots:
             self.index.drop(snapshot)
-        for block_id in reversed(request.state_block_ids):
-            self._pool.release(block_id, keep_long=False)
-        request.snapshots, request.state_block_ids = [], []
+        blocks, size = request.state_block_ids, self.blocks.num_each
+        for first in range(0, len(blocks), size):
+            self._pool.release_bundle(blocks[first : first + size], has_content=False)
+        request.snapshots, request.state_block_ids = [], array("i")
 
     def forget_from(self, request: Request, num_tokens: int) -> None:
         """Drops snapshots that steps did not make, whose first token was number `num_tokens`.

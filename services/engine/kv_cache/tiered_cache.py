@@ -5,6 +5,7 @@ its blocks into free ones, which any request then finds like other cached blocks
 waits for blocks holds none, and nothing is to be undone when it ends.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from services.engine.kv_cache.cache import KVCache, Prefix
 from services.engine.kv_cache.host_tier import HostTier, TierCopies, key_of_entry, tier_entry
 from services.engine.kv_cache.prefix_search import PrefixSearch
 from services.engine.kv_cache.states import StateCache
-from services.engine.request import Request, Snapshot
+from services.engine.request import BlockIds, Request, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class TieredKVCache(KVCache):
         self.host = host
         if self._indexes:
             host.journal = self._journal
+        if self.states is not None:
+            self.states.on_spare = self._cancel_loads
         self.disk: set[bytes] | None = None
         """Entries on disk, of which all blocks get a copy once they are full."""
         if disk is not None:
@@ -124,7 +127,7 @@ class TieredKVCache(KVCache):
             self._indexes[group].add(key, block_id)
         if pages and absent.snapshot is not None and states is not None:
             key, num_tokens = absent.snapshot
-            states.index.add(key, Snapshot(num_tokens=num_tokens, block_ids=pages))
+            states.index.add(key, Snapshot(num_tokens=num_tokens, block_ids=array("i", pages)))
         for block_id in (*reversed(blocks), *reversed(absent.held)):
             self._release(block_id)
         return len(new)
@@ -218,8 +221,8 @@ class TieredKVCache(KVCache):
             for index in self._indexes:
                 was_known = index.forget(block_id)
                 self._num_cached_blocks -= was_known and self._pool.is_free(block_id)
-            if self.states is not None:
-                self.states.index.forget_block(block_id)
+        if self.states is not None:
+            self.states.index.forget_all(block_ids)
         return reads
 
     def _overwrite(self, block_ids: Sequence[int]) -> None:
@@ -231,11 +234,14 @@ class TieredKVCache(KVCache):
                 snapshot = self.states.index.with_block(block_id)
                 if snapshot is not None:
                     self._store_snapshot(snapshot)
-        for block_id in block_ids:
-            self.host.cancel_load(block_id)
+        self._cancel_loads(block_ids)
         super()._overwrite(block_ids)
 
-    def _move_snapshot(self, states: StateCache, snapshot: Snapshot) -> list[int]:
+    def _cancel_loads(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.host.cancel_load(block_id)
+
+    def _move_snapshot(self, states: StateCache, snapshot: Snapshot) -> BlockIds:
         self._store_snapshot(snapshot)
         return super()._move_snapshot(states, snapshot)
 

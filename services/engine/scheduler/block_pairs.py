@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 
 from services.engine.batch import StateMetadata, pack_int32
+from services.engine.kv_cache.snapshots import StateCopies
 
 
-def pack_copies(
-    saved: Sequence[tuple[int, int]], restored: Sequence[tuple[int, int]]
-) -> StateMetadata:
-    """Packs pairs of blocks of states, from and to, that a step copies in this order."""
-    saved_from, saved_to = pack_pairs(saved)
-    restored_from, restored_to = pack_pairs(restored)
+def pack_copies(copies: StateCopies) -> StateMetadata:
+    """Packs the blocks of states that a step copies."""
     return StateMetadata(
-        saved_from=saved_from,
-        saved_to=saved_to,
-        restored_from=restored_from,
-        restored_to=restored_to,
+        saved_from=pack_int32(copies.saved_from),
+        saved_to=pack_int32(copies.saved_to),
+        restored_from=pack_int32(copies.restored_from),
+        restored_to=pack_int32(copies.restored_to),
     )
 
 

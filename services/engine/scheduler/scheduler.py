@@ -303,7 +303,7 @@ class Scheduler:
     def _order_copies(self, descriptor: BatchDescriptor) -> None:
         """Adds to a step what it copies before it computes."""
         if copies := self._holdings.cache.take_copies():
-            descriptor.state_metadata.CopyFrom(pack_copies(copies.saved, copies.restored))
+            descriptor.state_metadata.CopyFrom(pack_copies(copies))
         self._tiers.order(descriptor)
         for slot, digest in self._holdings.adapters.take_loads():
             descriptor.adapter_loads.add(slot=slot, digest=digest)

@@ -1,5 +1,8 @@
 """The block pool, alone and with the prefix index on top, against a plain model."""
 
+from array import array
+from random import Random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -45,6 +48,86 @@ def test_releasing_more_often_than_holding_is_a_bug():
     pool.release(block_id, keep_long=True)
     with pytest.raises(AssertionError):
         pool.release(block_id, keep_long=True)
+
+
+def test_a_bundle_without_content_is_given_whole_and_before_all_others():
+    pool = BlockPool(20)
+    bundle = array("i", pool.take(5, as_bundle=True))
+    pool.release_bundle(bundle, has_content=False)
+    assert pool.num_free == 19
+    assert pool.take_spare() == bundle
+    assert pool.take_spare() is None
+    pool.release_bundle(bundle, has_content=False)
+    assert sorted(pool.take(5)) == sorted(bundle)
+
+
+def test_a_bundle_with_content_is_reused_when_its_time_has_come():
+    pool = BlockPool(11)
+    first, second = (array("i", pool.take(5, as_bundle=True)) for _ in range(2))
+    for bundle in (second, first):
+        pool.release_bundle(bundle, has_content=True)
+    assert pool.take_spare() is None
+    pool.share_bundle(second)
+    assert pool.num_free == 5
+    assert pool.take(5, as_bundle=True) == list(first)
+    pool.release_bundle(second, has_content=True)
+    pool.forget_bundle(second)
+    assert pool.take_spare() == second
+
+
+def test_of_a_bundle_the_first_block_is_taken_first_and_others_follow():
+    pool = BlockPool(11)
+    first, second = (array("i", pool.take(5, as_bundle=True)) for _ in range(2))
+    for bundle in (first, second):
+        pool.release_bundle(bundle, has_content=True)
+    [block_id] = pool.take(1)
+    assert block_id == first[0]
+    assert set(pool.take(4)) == set(first[1:])
+    assert pool.take(1) == [second[0]]
+
+
+def test_single_blocks_take_one_bundle_apart_and_leave_the_others_whole():
+    pool = BlockPool(16)
+    bundles = [array("i", pool.take(5, as_bundle=True)) for _ in range(3)]
+    for bundle in bundles:
+        pool.release_bundle(bundle, has_content=False)
+    for _ in range(5):
+        pool.take(1)
+    assert pool.take_spare() is not None
+    assert pool.take_spare() is not None
+    assert pool.num_free == 0
+
+
+def test_no_block_of_a_bundle_is_given_twice():
+    """Single blocks and bundles of all kinds, at random, against a set of what is held."""
+    random = Random(3)
+    for _ in range(30):
+        pool, single, bundles, known = BlockPool(40), [], [], []
+        for _ in range(200):
+            match random.randrange(7):
+                case 0 if pool.num_free >= 3:
+                    single += pool.take(random.randint(1, 3))
+                case 1 if pool.num_free >= 5:
+                    spare = pool.take_spare()
+                    bundles.append(spare or array("i", pool.take(5, as_bundle=True)))
+                case 2 if single:
+                    block_id = single.pop(random.randrange(len(single)))
+                    assert pool.release(block_id, keep_long=random.random() < 0.5)
+                case 3 if bundles:
+                    bundle = bundles.pop(random.randrange(len(bundles)))
+                    pool.release_bundle(bundle, has_content=False)
+                case 4 if bundles:
+                    known.append(bundles.pop())
+                    pool.release_bundle(known[-1], has_content=True)
+                case 5 if known and pool.is_free(known[-1][0]):
+                    pool.forget_bundle(known.pop())
+                case 6 if known and pool.is_free(known[-1][0]):
+                    bundles.append(known.pop())
+                    pool.share_bundle(bundles[-1])
+            held = [*single, *(block_id for bundle in bundles for block_id in bundle)]
+            assert len(held) == len(set(held)) == 39 - pool.num_free
+            # Blocks taken for others are no longer a bundle with content.
+            known = [bundle for bundle in known if not set(bundle) & set(held)]
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -1,9 +1,11 @@
 """States of requests among the blocks: admission, snapshots, and who starts from them."""
 
+from itertools import combinations
 from random import Random
 
 import pytest
 
+from services.engine.batch import read_int32
 from services.engine.kv_cache.cache_groups import STATE, LayerGroup
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig, q_lens
@@ -61,6 +63,28 @@ def test_an_output_is_found_by_the_next_turn():
     first = run(a_rig, prompt, max_tokens=150)
     turn = prompt + first.sink.token_ids + [7, 8, 9]
     assert run(a_rig, turn).num_cached_tokens == 192
+
+
+def test_snapshots_of_outputs_take_turns_at_the_same_blocks():
+    """So their bundles stay whole, which costs the scheduler little, and leave others their place.
+
+    The blocks of tokens, taken in between, come from one bundle and never from two at a time.
+    """
+    groups = tuple(LayerGroup(layers=(0,), window=window) for window in HYBRID)
+    sizes = {"max_num_batched_tokens": 256, "max_model_len": 1000, "num_blocks": 5000}
+    a_rig = Rig(layer_groups=groups, state_pages=100, **sizes)
+    requests = [make_request([start, *range(90)], max_tokens=600) for start in range(3)]
+    a_rig.add(*requests)
+    saved: list[tuple[int, ...]] = []
+    while a_rig.scheduler.has_work:
+        descriptor = a_rig.send().descriptor
+        blocks = read_int32(descriptor.state_metadata.saved_to).tolist()
+        size = 2 * 100
+        saved += [tuple(blocks[first : first + size]) for first in range(0, len(blocks), size)]
+        a_rig.receive()
+    assert len(saved) == a_rig.scheduler.counts.num_snapshots_made == 3 * 10
+    assert len(set(saved)) <= 3 * 4
+    assert all(not {*one} & {*other} for one, other in combinations(set(saved), 2))
 
 
 def test_sessions_of_several_turns_compute_little_again():
