@@ -4,8 +4,9 @@ Each adapted layer has static buffers for as many adapters as may be used at the
 says which slot each token uses, so captured graphs hold no adapter, only the addresses of slots.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -24,7 +25,7 @@ class LayerAdapter:
     """One adapter's share of a layer on this rank, of `rank` ranks.
 
     a: [parts, rank, K]; of the embedding [1, rank, tokens]. b: [N, rank], scaled. Those of experts
-    have a first dimension more, [E, ...].
+    have a first dimension more, [E, ...], of all experts if the room says which of them it holds.
     """
 
     layer: AdaptedLayer
@@ -68,8 +69,9 @@ def make_room(
     max_rank: int,
     with_embeddings: bool = False,
     with_experts: bool = False,
+    moves_experts: bool = False,
 ) -> None:
-    """Gives a loaded model empty slots for adapters.
+    """Gives a loaded model empty slots for adapters; moves_experts: see Experts.
 
     Raises:
         ValueError: experts can have none.
@@ -82,7 +84,7 @@ def make_room(
         layer.adapter_a = like.new_zeros(num_slots, len(parts) * max_rank, layer.num_inputs)
         layer.adapter_b = like.new_zeros(num_slots, sum(parts), max_rank)
     for experts in experts_by_layer(model).values() if with_experts else ():
-        experts.make_adapter_room(num_slots, max_rank, like)
+        experts.make_adapter_room(num_slots, max_rank, like, moves=moves_experts)
     if with_embeddings and model.stage.is_first:
         table = model.model.embed_tokens
         num_tokens, size = table.weight.shape
@@ -100,14 +102,49 @@ def make_room(
 def fill_slot(share: LayerAdapter, slot: int) -> None:
     """Copies an adapter's share of a layer into a slot; on CUDA the copy is queued."""
     room_a, room_b = slot_of(share.layer, slot)
-    num_parts, rank = share.a.shape[-3:-1]
-    if is_table(share.layer):
-        by_part = room_a.T.unsqueeze(0)
+    if isinstance(share.layer, ExpertRoom) and share.layer.held is not None:
+        fill_experts(share, slot, range(len(share.layer.held)))
+    elif is_table(share.layer):
+        _fill(room_a.T.unsqueeze(0), room_b, share.a, share.b)
     else:
-        by_part = room_a.view(*room_a.shape[:-2], num_parts, -1, room_a.shape[-1])
-    by_part[..., :rank, :].copy_(share.a, non_blocking=True)
-    by_part[..., rank:, :].zero_()
-    room_b[..., :rank].copy_(share.b, non_blocking=True)
+        _fill(_by_part(room_a, share.a), room_b, share.a, share.b)
+
+
+def fill_experts(share: LayerAdapter, slot: int, places: Collection[int]) -> None:
+    """Copies an adapter of some experts of a room into a slot.
+
+    Args:
+        share: with all experts.
+        slot: of the adapter.
+        places: of the experts in the room, in order.
+    """
+    assert isinstance(share.layer, ExpertRoom), "the others have no experts"
+    assert share.layer.held is not None, "host memory has all experts"
+    room_a, room_b = slot_of(share.layer, slot)
+    for place, expert, count in _runs(places, share.layer.held):
+        own, stored = slice(place, place + count), slice(expert, expert + count)
+        _fill(_by_part(room_a[own], share.a), room_b[own], share.a[stored], share.b[stored])
+
+
+def _runs(places: Collection[int], held: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields first place, first expert and length of runs of neighbours in both orders."""
+    for _, pairs in groupby(
+        enumerate(places), lambda each: (each[1] - each[0], held[each[1]] - each[0])
+    ):
+        (_, first), *others = pairs
+        yield first, held[first], 1 + len(others)
+
+
+def _by_part(room_a: torch.Tensor, stored_a: torch.Tensor) -> torch.Tensor:
+    return room_a.view(*room_a.shape[:-2], stored_a.shape[-3], -1, room_a.shape[-1])
+
+
+def _fill(room_a: torch.Tensor, room_b: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Copies factors into a slot of a larger rank; room_a: [..., parts, R, K]."""
+    rank = b.shape[-1]
+    room_a[..., :rank, :].copy_(a, non_blocking=True)
+    room_a[..., rank:, :].zero_()
+    room_b[..., :rank].copy_(b, non_blocking=True)
     room_b[..., rank:].zero_()
 
 

@@ -1,5 +1,7 @@
 """Room for low-rank adapters of one product of routed experts."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -9,6 +11,8 @@ class ExpertRoom(nn.Module):
 
     S slots, E experts, P parts, R the largest rank, K inputs, N outputs of an expert on this rank.
     adapter_a: [S, E, P * R, K]. adapter_b: [S, E, N, R], scaled.
+    held: the expert of each E, of adapters that are in host memory with all experts; None: host
+        memory has those of E alone.
     """
 
     adapter_a: torch.Tensor
@@ -29,6 +33,7 @@ class ExpertRoom(nn.Module):
         part_sizes: outputs of each part.
         """
         super().__init__()
+        self.held: Sequence[int] | None = None
         self.num_experts, self.part_sizes, self.num_inputs = num_experts, part_sizes, num_inputs
         a = like.new_zeros(num_slots, num_experts, len(part_sizes) * max_rank, num_inputs)
         b = like.new_zeros(num_slots, num_experts, sum(part_sizes), max_rank)

@@ -1,5 +1,6 @@
 """The weights of routed experts: their share on a rank, their formats, and how they are filled."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -97,11 +98,26 @@ class Experts(nn.Module):
     @property
     def adapter_arguments(self) -> Sequence[torch.Tensor]:
         """The last arguments of operators; none without room for adapters."""
-        rooms = self.gate_up_room, self.down_room
-        return [each for room in rooms if room is not None for each in room.tensors]
+        return [each for room in self.rooms for each in room.tensors]
 
-    def make_adapter_room(self, num_slots: int, max_rank: int, like: torch.Tensor) -> None:
+    @property
+    def rooms(self) -> Sequence[ExpertRoom]:
+        """Both rooms for adapters, or none."""
+        return [room for room in (self.gate_up_room, self.down_room) if room is not None]
+
+    def on_one_rank(self) -> "Experts":
+        """Returns the same experts as if this rank held all, for tensors with a place for each."""
+        alone = copy.copy(self)
+        alone.ranks = SINGLE
+        alone.placement = ExpertPlacement.first(self.num_experts, SINGLE.size)
+        return alone
+
+    def make_adapter_room(
+        self, num_slots: int, max_rank: int, like: torch.Tensor, *, moves: bool
+    ) -> None:
         """Makes empty slots for adapters of this rank's experts, in the dtype and place of `like`.
+
+        moves: whether experts move between ranks while serving.
 
         Raises:
             ValueError: gate and up would share a block of scales in one product.
@@ -120,6 +136,9 @@ class Experts(nn.Module):
         room = partial(ExpertRoom, num_slots=num_slots, max_rank=max_rank, like=like)
         self.gate_up_room = room(count, parts, size)
         self.down_room = room(count, (size,), inner)
+        if moves:
+            for each in self.rooms:
+                each.held = self.held
 
     def can_keep_fp8(self, block_size: tuple[int, int] | None) -> bool:
         """Returns whether weights with such scales may stay FP8: no rank may hold part of one."""
@@ -235,8 +254,13 @@ class Experts(nn.Module):
         experts = self.placement.experts_of(self.ranks.rank)
         return experts.index(expert) if expert in experts else None
 
-    def place(self, placement: ExpertPlacement) -> None:
-        """Moves whole experts between ranks; all ranks call it between the same two steps."""
+    def place(self, placement: ExpertPlacement) -> Sequence[int]:
+        """Moves whole experts between ranks; all ranks call it between the same two steps.
+
+        Returns this rank's slots with another expert than before. Adapters in their rooms are those
+        of the experts before.
+        """
+        old = self.held
         before, rank = self.placement, self.ranks.rank
         assert before is not None, "experts are whole"
         weights = [each.view(torch.uint8) for each in self.parameters(recurse=False)]
@@ -256,6 +280,10 @@ class Experts(nn.Module):
                 )
         self.placement = placement
         self.expert_map.copy_(torch.tensor(placement.expert_map(rank), dtype=torch.int32))
+        for room in self.rooms:
+            if room.held is not None:
+                room.held = self.held
+        return [slot for slot, each in enumerate(self.held) if each != old[slot]]
 
     def stacked(
         self, param: nn.Parameter, loaded: torch.Tensor, expert: int | None

@@ -86,7 +86,11 @@ class AdapterReader:
         self._model = model
         self._is_pinned = is_pinned
         self._layers = set(adapted_layers(model))
-        self._experts = experts_by_layer(model)
+        # Experts that move between ranks come to any of them, so host memory has all adapters.
+        self._experts = {
+            number: each.on_one_rank() if any(room.held is not None for room in each.rooms) else each
+            for number, each in experts_by_layer(model).items()
+        }
         self._destinations = {
             name: each
             for name, each in find_destinations(model).items()
@@ -98,9 +102,9 @@ class AdapterReader:
         vocabulary = model.config.vocab_size + model.config.hidden_size
         num_elements += 2 * model.max_adapter_rank * vocabulary
         for experts in self._experts.values():
-            rooms = experts.gate_up_room, experts.down_room
-            own = sum(each[0].numel() for r in rooms if r is not None for each in r.tensors)
-            num_elements += own * -(-experts.num_experts // len(experts.held))
+            for room in experts.rooms:
+                own = sum(each[0].numel() for each in room.tensors)
+                num_elements += own * -(-experts.num_experts // room.num_experts)
         # Ranks hold shares, and stages some layers: the file has all of them.
         self._max_bytes = MAX_HEADER_BYTES + _STORED_BYTES * num_elements * num_ranks
 

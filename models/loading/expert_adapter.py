@@ -128,8 +128,8 @@ def _gate_up_share(
     num_outputs = sum(room.part_sizes) * experts.group.size
     rank = max(_rank_of(each, experts.num_experts) for each in factors)
     num_parts, held = len(room.part_sizes), list(experts.held)
-    share_a = empty(room.num_experts, num_parts, rank, room.num_inputs)
-    share_b = nn.Parameter(empty(room.num_experts, sum(room.part_sizes), rank), requires_grad=False)
+    share_a = empty(len(held), num_parts, rank, room.num_inputs)
+    share_b = nn.Parameter(empty(len(held), sum(room.part_sizes), rank), requires_grad=False)
     for each in factors:
         expert = _expert_of(each.module, experts.num_experts)
         if expert is None:
@@ -154,8 +154,8 @@ def _down_share(
     (num_outputs,), group = room.part_sizes, experts.group
     num_inputs, first = room.num_inputs * group.size, room.num_inputs * group.rank
     rank, held = max(_rank_of(each, experts.num_experts) for each in factors), list(experts.held)
-    share_a = empty(room.num_experts, 1, rank, room.num_inputs)
-    share_b = empty(room.num_experts, num_outputs, rank)
+    share_a = empty(len(held), 1, rank, room.num_inputs)
+    share_b = empty(len(held), num_outputs, rank)
     for each in factors:
         expert = _expert_of(each.module, experts.num_experts)
         if expert is None:

@@ -172,17 +172,12 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
-        """Refuses adapters in batch-invariant mode, and of experts that move between ranks."""
+        """Refuses adapters in batch-invariant mode."""
         num_slots = self.adapters.max_loras
         if num_slots and self.worker.batch_invariant:
             raise ValueError(
                 f"--max-loras is {num_slots}: it must be 0 with --batch-invariant, as products of "
                 "adapters depend on the tokens of a step that share one"
-            )
-        if self.adapters.lora_experts and self.parallel.eplb_interval:
-            raise ValueError(
-                f"--eplb-interval is {self.parallel.eplb_interval}: it must be 0 with "
-                "--lora-experts, as ranks keep the adapters of their own experts alone"
             )
         return self
 

@@ -1,14 +1,22 @@
 """The adapters of a worker: all in host memory, some in slots of the model's layers."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
 import torch
 
-from models.layers.adapter_room import AdaptedLayer, clear_slot, fill_slot
+from models.layers.adapter_room import (
+    AdaptedLayer,
+    LayerAdapter,
+    clear_slot,
+    fill_experts,
+    fill_slot,
+)
 from models.layers.decoder import CausalLM
+from models.layers.expert_room import ExpertRoom
+from models.layers.experts import Experts
 from models.loading.adapter import Adapter, AdapterError, AdapterReader
 from protos.engine.v1.batch_pb2 import AdapterLoad
 from protos.engine.v1.worker_pb2 import AdapterRead, ReadAdapter, WorkerCommand
@@ -35,6 +43,9 @@ class AdapterStore:
         self._adapters: dict[bytes, Adapter] = {}
         self._used: dict[int, set[AdaptedLayer]] = {}
         """The layers that the adapter in a slot changes."""
+        self._of_moving: dict[int, list[LayerAdapter]] = {}
+        """Shares of the adapter in a slot whose experts move between ranks. Requests may use them
+        again after the adapter was forgotten, when the same one is read anew."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="read-adapter")
         self._reading: dict[int, Future[Adapter]] = {}
 
@@ -92,6 +103,19 @@ class AdapterStore:
             for share in adapter.layers:
                 fill_slot(share, each.slot)
             self._used[each.slot] = used
+            self._of_moving[each.slot] = [
+                share for share in adapter.layers if _moves_experts(share.layer)
+            ]
+
+    def follow(self, experts: Experts, places: Collection[int]) -> None:
+        """Copies the adapters in slots again, of experts that have moved to this rank.
+
+        places: of these experts in their layer's tensors.
+        """
+        for slot, shares in self._of_moving.items():
+            for share in shares:
+                if share.layer in experts.rooms:
+                    fill_experts(share, slot, places)
 
     def _finish(self, order_id: int) -> AdapterRead:
         future = self._reading.pop(order_id)
@@ -106,3 +130,7 @@ class AdapterStore:
         return AdapterRead(
             order_id=order_id, digest=adapter.digest, rank=adapter.rank, num_bytes=adapter.nbytes
         )
+
+
+def _moves_experts(layer: AdaptedLayer) -> bool:
+    return isinstance(layer, ExpertRoom) and layer.held is not None

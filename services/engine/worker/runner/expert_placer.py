@@ -6,12 +6,15 @@ from models.layers.decoder import CausalLM
 from models.layers.experts import Experts
 from models.parallel.expert_placement import ExpertPlacement
 from protos.engine.v1 import worker_pb2
+from services.engine.worker.runner.adapter_store import AdapterStore
 
 
 class ExpertPlacer:
     """The layers of a model whose ranks hold whole experts; none if they do not."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: CausalLM, adapters: AdapterStore | None) -> None:
+        """Finds the layers; adapters: those of the model, if it has room for some."""
+        self._adapters = adapters
         self._layers = [
             each
             for each in model.modules()
@@ -37,13 +40,15 @@ class ExpertPlacer:
         """Moves a layer's experts; all ranks do so between the same two steps."""
         experts = self._layers[order.layer]
         assert experts.placement is not None, "it was chosen by that"
-        experts.place(
+        changed = experts.place(
             ExpertPlacement(
                 num_experts=experts.placement.num_experts,
                 num_ranks=experts.placement.num_ranks,
                 physical_to_logical=tuple(order.physical_to_logical),
             )
         )
+        if self._adapters is not None:
+            self._adapters.follow(experts, changed)
 
     def load(self) -> worker_pb2.ExpertLoad:
         """Returns how often tokens have chosen each expert; waits for the device."""

@@ -119,12 +119,12 @@ class ModelRunner:
         elif model.stage.is_last:
             self._sampler = StepSampler(self.buffers, model, limits=limits, device=device)
         self._on_outputs: OutputWatcher = lambda hidden, logits: None
-        self.experts = ExpertPlacer(model)
         self.adapters: AdapterStore | None = None
         """Reads and loads adapters, of a model with room for some."""
         if model.num_adapter_slots:
             self.adapters = AdapterStore(model, device, num_ranks=limits.num_adapter_ranks)
             self.forward.adapters = self.buffers.adapters
+        self.experts = ExpertPlacer(model, self.adapters)
 
     def _see_images(self, model: CausalLM) -> None:
         vision, tower = model.config.vision, model.visual

@@ -35,6 +35,7 @@ def add_parts(
             max_rank=config.adapters.max_lora_rank,
             with_embeddings=config.adapters.lora_embeddings,
             with_experts=config.adapters.lora_experts,
+            moves_experts=config.parallel.eplb_interval > 0,
         )
     if config.speculation.draft_model is not None:
         draft = load_draft_model(

@@ -152,11 +152,51 @@ async def test_ranks_with_whole_experts_apply_the_adapters_of_all_ranks_tokens(
             assert await ranks.generate(PROMPTS, GREEDY, adapters=names) == expected
 
 
-def test_experts_with_adapters_stay_on_their_ranks():
-    with pytest.raises(ValueError, match="--eplb-interval is 5: it must be 0 with --lora-experts"):
-        ranks_config(
-            Path("m"), lora_experts=True, max_loras=1, data_parallel_size=2, eplb_interval=5
-        )
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3_moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True, **GRAPHS}),
+        ("qwen3_moe", {"data_parallel_size": 2, "num_redundant_experts": 2, **GRAPHS}),
+        ("gpt_oss", {"tensor_parallel_size": 4, "enable_expert_parallel": True}),
+        ("deepseek_v3", {"data_parallel_size": 2, "tensor_parallel_size": 2}),
+    ],
+)
+async def test_adapters_of_experts_follow_them_to_other_ranks(tmp_path, family, options):
+    case = AdapterCase(tmp_path, family, num_adapters=3, with_experts=True)
+    names = ["a0", "a2", "a1", ""]
+    expected = [case.expected(p, n) for p, n in zip(PROMPTS, names, strict=True)]
+    flags = {**case.flags(), "max_loras": 2, "eplb_interval": 3, **options}
+    async with ranks_core(ranks_config(case.base, **flags)) as ranks:
+        before = await ranks.core.expert_figures()
+        for _ in range(4):
+            assert await ranks.generate(PROMPTS, GREEDY, adapters=names) == expected
+        after = await ranks.core.expert_figures()
+        assert ranks.core.counters.num_expert_moves > 0
+        assert ranks.core.counters.num_worker_restarts == 0
+    assert any(new.placement != old.placement for new, old in zip(after, before, strict=True))
+
+
+async def test_adapters_come_and_go_while_experts_move(tmp_path):
+    case = AdapterCase(tmp_path, "qwen3_moe", num_adapters=3, with_experts=True)
+    num_tokens = 24
+    expected = {name: case.expected(PROMPTS[0], name, num_tokens) for name in case.merged}
+    sampling = greedy_with(max_tokens=num_tokens)
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "eplb_interval": 1}
+    flags = {"lora_folder": tmp_path / "adapters", "lora_experts": True, "max_loras": 2}
+    async with ranks_core(ranks_config(case.base, **flags, **options)) as ranks:
+        adapters, counters = ranks.core.adapters, ranks.core.counters
+        # An adapter that is read again may be in its slot from before, where experts have moved.
+        for turn, name in enumerate(["a0", "a1", "a0", "a2", "a0", "a1"]):
+            sinks = [ranks.submit(PROMPTS[0], sampling)]
+            num_moves = counters.num_expert_moves
+            await adapters.load(name, name)
+            sinks.append(ranks.submit(PROMPTS[0], sampling, (), name))
+            for sink, own in zip(sinks, ("", name), strict=True):
+                assert (await sink.wait_for_end()).error is None
+                assert sink.token_ids == expected[own]
+            adapters.remove(name)
+            await until(lambda: not adapters._forgetting)
+            assert turn or counters.num_expert_moves > num_moves
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1"])
