@@ -38,6 +38,42 @@ class EngineRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_ROLE_PREFILL: _ClassVar[EngineRole]
     ENGINE_ROLE_DECODE: _ClassVar[EngineRole]
 
+class TaskInputType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_INPUT_TYPE_UNSPECIFIED: _ClassVar[TaskInputType]
+    TASK_INPUT_TYPE_TEXT: _ClassVar[TaskInputType]
+    TASK_INPUT_TYPE_TOKEN_IDS: _ClassVar[TaskInputType]
+    TASK_INPUT_TYPE_MULTIMODAL: _ClassVar[TaskInputType]
+
+class TaskOutputGranularity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_OUTPUT_GRANULARITY_UNSPECIFIED: _ClassVar[TaskOutputGranularity]
+    TASK_OUTPUT_GRANULARITY_SEQUENCE: _ClassVar[TaskOutputGranularity]
+    TASK_OUTPUT_GRANULARITY_TOKEN: _ClassVar[TaskOutputGranularity]
+
+class TaskValueSemantics(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_VALUE_SEMANTICS_UNSPECIFIED: _ClassVar[TaskValueSemantics]
+    TASK_VALUE_SEMANTICS_LOGITS: _ClassVar[TaskValueSemantics]
+    TASK_VALUE_SEMANTICS_PROBABILITIES: _ClassVar[TaskValueSemantics]
+    TASK_VALUE_SEMANTICS_LOG_PROBABILITIES: _ClassVar[TaskValueSemantics]
+    TASK_VALUE_SEMANTICS_SIMILARITY: _ClassVar[TaskValueSemantics]
+    TASK_VALUE_SEMANTICS_RELEVANCE: _ClassVar[TaskValueSemantics]
+    TASK_VALUE_SEMANTICS_REWARD: _ClassVar[TaskValueSemantics]
+    TASK_VALUE_SEMANTICS_MODEL_DEFINED: _ClassVar[TaskValueSemantics]
+
+class EmbeddingEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EMBEDDING_ENCODING_UNSPECIFIED: _ClassVar[EmbeddingEncoding]
+    EMBEDDING_ENCODING_DENSE: _ClassVar[EmbeddingEncoding]
+    EMBEDDING_ENCODING_SPARSE: _ClassVar[EmbeddingEncoding]
+
+class ScoreNormalization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCORE_NORMALIZATION_UNSPECIFIED: _ClassVar[ScoreNormalization]
+    SCORE_NORMALIZATION_NONE: _ClassVar[ScoreNormalization]
+    SCORE_NORMALIZATION_SOFTMAX: _ClassVar[ScoreNormalization]
+
 class CandidateTokenSelectionMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CANDIDATE_TOKEN_SELECTION_MODE_UNSPECIFIED: _ClassVar[CandidateTokenSelectionMode]
@@ -98,6 +134,27 @@ ENGINE_ROLE_UNSPECIFIED: EngineRole
 ENGINE_ROLE_AGGREGATED: EngineRole
 ENGINE_ROLE_PREFILL: EngineRole
 ENGINE_ROLE_DECODE: EngineRole
+TASK_INPUT_TYPE_UNSPECIFIED: TaskInputType
+TASK_INPUT_TYPE_TEXT: TaskInputType
+TASK_INPUT_TYPE_TOKEN_IDS: TaskInputType
+TASK_INPUT_TYPE_MULTIMODAL: TaskInputType
+TASK_OUTPUT_GRANULARITY_UNSPECIFIED: TaskOutputGranularity
+TASK_OUTPUT_GRANULARITY_SEQUENCE: TaskOutputGranularity
+TASK_OUTPUT_GRANULARITY_TOKEN: TaskOutputGranularity
+TASK_VALUE_SEMANTICS_UNSPECIFIED: TaskValueSemantics
+TASK_VALUE_SEMANTICS_LOGITS: TaskValueSemantics
+TASK_VALUE_SEMANTICS_PROBABILITIES: TaskValueSemantics
+TASK_VALUE_SEMANTICS_LOG_PROBABILITIES: TaskValueSemantics
+TASK_VALUE_SEMANTICS_SIMILARITY: TaskValueSemantics
+TASK_VALUE_SEMANTICS_RELEVANCE: TaskValueSemantics
+TASK_VALUE_SEMANTICS_REWARD: TaskValueSemantics
+TASK_VALUE_SEMANTICS_MODEL_DEFINED: TaskValueSemantics
+EMBEDDING_ENCODING_UNSPECIFIED: EmbeddingEncoding
+EMBEDDING_ENCODING_DENSE: EmbeddingEncoding
+EMBEDDING_ENCODING_SPARSE: EmbeddingEncoding
+SCORE_NORMALIZATION_UNSPECIFIED: ScoreNormalization
+SCORE_NORMALIZATION_NONE: ScoreNormalization
+SCORE_NORMALIZATION_SOFTMAX: ScoreNormalization
 CANDIDATE_TOKEN_SELECTION_MODE_UNSPECIFIED: CandidateTokenSelectionMode
 CANDIDATE_TOKEN_SELECTION_MODE_TOP_N: CandidateTokenSelectionMode
 CANDIDATE_TOKEN_SELECTION_MODE_TOKEN_IDS: CandidateTokenSelectionMode
@@ -497,7 +554,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "served_model_name", "served_model_aliases", "max_context_length", "max_output_tokens", "tokenizer_modes", "tokenizer", "supports_text_input", "supports_token_ids_input", "generation", "supports_lora", "supports_multimodal")
+    __slots__ = ("model_id", "served_model_name", "served_model_aliases", "max_context_length", "max_output_tokens", "tokenizer_modes", "tokenizer", "supports_text_input", "supports_token_ids_input", "generation", "supports_lora", "supports_multimodal", "tasks")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_ALIASES_FIELD_NUMBER: _ClassVar[int]
@@ -510,6 +567,7 @@ class ModelInfo(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_LORA_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_MULTIMODAL_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     served_model_name: str
     served_model_aliases: _containers.RepeatedScalarFieldContainer[str]
@@ -522,7 +580,226 @@ class ModelInfo(_message.Message):
     generation: GenerationCapabilities
     supports_lora: bool
     supports_multimodal: bool
-    def __init__(self, model_id: _Optional[str] = ..., served_model_name: _Optional[str] = ..., served_model_aliases: _Optional[_Iterable[str]] = ..., max_context_length: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., tokenizer_modes: _Optional[_Iterable[str]] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., supports_text_input: _Optional[bool] = ..., supports_token_ids_input: _Optional[bool] = ..., generation: _Optional[_Union[GenerationCapabilities, _Mapping]] = ..., supports_lora: _Optional[bool] = ..., supports_multimodal: _Optional[bool] = ...) -> None: ...
+    tasks: TaskCapabilities
+    def __init__(self, model_id: _Optional[str] = ..., served_model_name: _Optional[str] = ..., served_model_aliases: _Optional[_Iterable[str]] = ..., max_context_length: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., tokenizer_modes: _Optional[_Iterable[str]] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., supports_text_input: _Optional[bool] = ..., supports_token_ids_input: _Optional[bool] = ..., generation: _Optional[_Union[GenerationCapabilities, _Mapping]] = ..., supports_lora: _Optional[bool] = ..., supports_multimodal: _Optional[bool] = ..., tasks: _Optional[_Union[TaskCapabilities, _Mapping]] = ...) -> None: ...
+
+class TaskCapabilities(_message.Message):
+    __slots__ = ("embed", "score")
+    EMBED_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    embed: EmbedCapabilities
+    score: ScoreCapabilities
+    def __init__(self, embed: _Optional[_Union[EmbedCapabilities, _Mapping]] = ..., score: _Optional[_Union[ScoreCapabilities, _Mapping]] = ...) -> None: ...
+
+class EmbedCapabilities(_message.Message):
+    __slots__ = ("supported", "input_types", "granularities", "encodings", "dimension", "max_batch_size", "supports_priority", "supports_lora", "supports_normalization", "supports_dimension_override")
+    SUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TYPES_FIELD_NUMBER: _ClassVar[int]
+    GRANULARITIES_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
+    DIMENSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_LORA_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_DIMENSION_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
+    supported: bool
+    input_types: _containers.RepeatedScalarFieldContainer[TaskInputType]
+    granularities: _containers.RepeatedScalarFieldContainer[TaskOutputGranularity]
+    encodings: _containers.RepeatedScalarFieldContainer[EmbeddingEncoding]
+    dimension: int
+    max_batch_size: int
+    supports_priority: bool
+    supports_lora: bool
+    supports_normalization: bool
+    supports_dimension_override: bool
+    def __init__(self, supported: _Optional[bool] = ..., input_types: _Optional[_Iterable[_Union[TaskInputType, str]]] = ..., granularities: _Optional[_Iterable[_Union[TaskOutputGranularity, str]]] = ..., encodings: _Optional[_Iterable[_Union[EmbeddingEncoding, str]]] = ..., dimension: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., supports_priority: _Optional[bool] = ..., supports_lora: _Optional[bool] = ..., supports_normalization: _Optional[bool] = ..., supports_dimension_override: _Optional[bool] = ...) -> None: ...
+
+class ScoreCapabilities(_message.Message):
+    __slots__ = ("supported", "input_types", "granularities", "semantics", "normalizations", "supports_label_token_scoring", "supports_instruction", "max_groups", "max_candidates_per_group", "supports_priority", "supports_lora", "higher_is_better")
+    SUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TYPES_FIELD_NUMBER: _ClassVar[int]
+    GRANULARITIES_FIELD_NUMBER: _ClassVar[int]
+    SEMANTICS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZATIONS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_LABEL_TOKEN_SCORING_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CANDIDATES_PER_GROUP_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_LORA_FIELD_NUMBER: _ClassVar[int]
+    HIGHER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
+    supported: bool
+    input_types: _containers.RepeatedScalarFieldContainer[TaskInputType]
+    granularities: _containers.RepeatedScalarFieldContainer[TaskOutputGranularity]
+    semantics: _containers.RepeatedScalarFieldContainer[TaskValueSemantics]
+    normalizations: _containers.RepeatedScalarFieldContainer[ScoreNormalization]
+    supports_label_token_scoring: bool
+    supports_instruction: bool
+    max_groups: int
+    max_candidates_per_group: int
+    supports_priority: bool
+    supports_lora: bool
+    higher_is_better: bool
+    def __init__(self, supported: _Optional[bool] = ..., input_types: _Optional[_Iterable[_Union[TaskInputType, str]]] = ..., granularities: _Optional[_Iterable[_Union[TaskOutputGranularity, str]]] = ..., semantics: _Optional[_Iterable[_Union[TaskValueSemantics, str]]] = ..., normalizations: _Optional[_Iterable[_Union[ScoreNormalization, str]]] = ..., supports_label_token_scoring: _Optional[bool] = ..., supports_instruction: _Optional[bool] = ..., max_groups: _Optional[int] = ..., max_candidates_per_group: _Optional[int] = ..., supports_priority: _Optional[bool] = ..., supports_lora: _Optional[bool] = ..., higher_is_better: _Optional[bool] = ...) -> None: ...
+
+class TaskRequestContext(_message.Message):
+    __slots__ = ("request_id", "model", "lora_name")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LORA_NAME_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    lora_name: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., lora_name: _Optional[str] = ...) -> None: ...
+
+class TaskInput(_message.Message):
+    __slots__ = ("item_id", "text", "token_ids", "multimodal")
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MULTIMODAL_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    text: str
+    token_ids: TokenIds
+    multimodal: MultimodalTaskInput
+    def __init__(self, item_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., multimodal: _Optional[_Union[MultimodalTaskInput, _Mapping]] = ...) -> None: ...
+
+class MultimodalTaskInput(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DenseFloatTensor(_message.Message):
+    __slots__ = ("shape", "values")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class TaskUsage(_message.Message):
+    __slots__ = ("input_tokens", "cached_input_tokens")
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    input_tokens: int
+    cached_input_tokens: int
+    def __init__(self, input_tokens: _Optional[int] = ..., cached_input_tokens: _Optional[int] = ...) -> None: ...
+
+class EmbedRequest(_message.Message):
+    __slots__ = ("context", "inputs", "options")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    context: TaskRequestContext
+    inputs: _containers.RepeatedCompositeFieldContainer[TaskInput]
+    options: EmbedOptions
+    def __init__(self, context: _Optional[_Union[TaskRequestContext, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[TaskInput, _Mapping]]] = ..., options: _Optional[_Union[EmbedOptions, _Mapping]] = ...) -> None: ...
+
+class EmbedOptions(_message.Message):
+    __slots__ = ("granularity", "normalize", "dimensions", "encoding")
+    GRANULARITY_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    granularity: TaskOutputGranularity
+    normalize: bool
+    dimensions: int
+    encoding: EmbeddingEncoding
+    def __init__(self, granularity: _Optional[_Union[TaskOutputGranularity, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., encoding: _Optional[_Union[EmbeddingEncoding, str]] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("request_id", "outputs", "usage")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    outputs: _containers.RepeatedCompositeFieldContainer[EmbeddingOutput]
+    usage: TaskUsage
+    def __init__(self, request_id: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[EmbeddingOutput, _Mapping]]] = ..., usage: _Optional[_Union[TaskUsage, _Mapping]] = ...) -> None: ...
+
+class EmbeddingOutput(_message.Message):
+    __slots__ = ("item_id", "input_index", "granularity", "dense")
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    INPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GRANULARITY_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    input_index: int
+    granularity: TaskOutputGranularity
+    dense: DenseFloatTensor
+    def __init__(self, item_id: _Optional[str] = ..., input_index: _Optional[int] = ..., granularity: _Optional[_Union[TaskOutputGranularity, str]] = ..., dense: _Optional[_Union[DenseFloatTensor, _Mapping]] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("context", "groups", "options")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    context: TaskRequestContext
+    groups: _containers.RepeatedCompositeFieldContainer[ScoreGroup]
+    options: ScoreOptions
+    def __init__(self, context: _Optional[_Union[TaskRequestContext, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[ScoreGroup, _Mapping]]] = ..., options: _Optional[_Union[ScoreOptions, _Mapping]] = ...) -> None: ...
+
+class ScoreGroup(_message.Message):
+    __slots__ = ("group_id", "query", "candidates")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    query: TaskInput
+    candidates: _containers.RepeatedCompositeFieldContainer[TaskInput]
+    def __init__(self, group_id: _Optional[str] = ..., query: _Optional[_Union[TaskInput, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[TaskInput, _Mapping]]] = ...) -> None: ...
+
+class ScoreOptions(_message.Message):
+    __slots__ = ("granularity", "output_semantics", "normalization", "label_token_ids", "instruction")
+    GRANULARITY_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_SEMANTICS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
+    LABEL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    granularity: TaskOutputGranularity
+    output_semantics: TaskValueSemantics
+    normalization: ScoreNormalization
+    label_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    instruction: str
+    def __init__(self, granularity: _Optional[_Union[TaskOutputGranularity, str]] = ..., output_semantics: _Optional[_Union[TaskValueSemantics, str]] = ..., normalization: _Optional[_Union[ScoreNormalization, str]] = ..., label_token_ids: _Optional[_Iterable[int]] = ..., instruction: _Optional[str] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("request_id", "groups", "granularity", "semantics", "higher_is_better", "normalization", "usage")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    GRANULARITY_FIELD_NUMBER: _ClassVar[int]
+    SEMANTICS_FIELD_NUMBER: _ClassVar[int]
+    HIGHER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    groups: _containers.RepeatedCompositeFieldContainer[ScoreGroupOutput]
+    granularity: TaskOutputGranularity
+    semantics: TaskValueSemantics
+    higher_is_better: bool
+    normalization: ScoreNormalization
+    usage: TaskUsage
+    def __init__(self, request_id: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[ScoreGroupOutput, _Mapping]]] = ..., granularity: _Optional[_Union[TaskOutputGranularity, str]] = ..., semantics: _Optional[_Union[TaskValueSemantics, str]] = ..., higher_is_better: _Optional[bool] = ..., normalization: _Optional[_Union[ScoreNormalization, str]] = ..., usage: _Optional[_Union[TaskUsage, _Mapping]] = ...) -> None: ...
+
+class ScoreGroupOutput(_message.Message):
+    __slots__ = ("group_id", "group_index", "candidates")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    group_index: int
+    candidates: _containers.RepeatedCompositeFieldContainer[ScoreCandidateOutput]
+    def __init__(self, group_id: _Optional[str] = ..., group_index: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[ScoreCandidateOutput, _Mapping]]] = ...) -> None: ...
+
+class ScoreCandidateOutput(_message.Message):
+    __slots__ = ("candidate_id", "candidate_index", "scores")
+    CANDIDATE_ID_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    candidate_id: str
+    candidate_index: int
+    scores: DenseFloatTensor
+    def __init__(self, candidate_id: _Optional[str] = ..., candidate_index: _Optional[int] = ..., scores: _Optional[_Union[DenseFloatTensor, _Mapping]] = ...) -> None: ...
 
 class TokenizerInfo(_message.Message):
     __slots__ = ("source", "mode")

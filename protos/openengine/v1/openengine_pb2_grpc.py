@@ -40,6 +40,16 @@ class InferenceStub:
                 request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/openengine.v1.Inference/Embed',
+                request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/openengine.v1.Inference/Score',
+                request_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -53,6 +63,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Vectors of prompts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How well candidates answer queries.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +84,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ScoreRequest.FromString,
+                    response_serializer=protos_dot_openengine_dot_v1_dot_openengine__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +124,60 @@ class Inference:
             '/openengine.v1.Inference/Generate',
             protos_dot_openengine_dot_v1_dot_openengine__pb2.GenerateRequest.SerializeToString,
             protos_dot_openengine_dot_v1_dot_openengine__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openengine.v1.Inference/Embed',
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.EmbedRequest.SerializeToString,
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openengine.v1.Inference/Score',
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.ScoreRequest.SerializeToString,
+            protos_dot_openengine_dot_v1_dot_openengine__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,6 +20,7 @@ from protos.openengine.v1.openengine_pb2 import (
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.openengine.pooled import task_capabilities
 from services.engine.openengine.requests import MAX_SAMPLES
 from services.engine.request import MAX_LOGPROBS
 from services.engine.scheduler.stats import RankLoad
@@ -77,15 +78,22 @@ def model_info(model: ModelFolder, config: EngineConfig) -> ModelInfo:
         max_top_n=MAX_LOGPROBS,
     )
     source = model_source(config)
-    return ModelInfo(
+    info = ModelInfo(
         model_id=source,
         served_model_name=model.name,
         max_context_length=model.max_model_len,
-        max_output_tokens=model.max_model_len - 1,
         tokenizer=TokenizerInfo(source=source, mode="auto"),
         supports_text_input=False,
         supports_token_ids_input=True,
-        generation=GenerationCapabilities(
+        supports_lora=config.adapters.max_loras > 0,
+        supports_multimodal=False,
+    )
+    if model.pooling is not None:
+        info.tasks.CopyFrom(task_capabilities(model.pooling, model, config))
+        return info
+    info.max_output_tokens = model.max_model_len - 1
+    info.generation.CopyFrom(
+        GenerationCapabilities(
             prompt_logprobs=logprobs,
             output_logprobs=logprobs,
             guided_decoding=GuidedDecodingCapabilities(supported=True, modes=_GUIDED_MODES),
@@ -94,10 +102,9 @@ def model_info(model: ModelFolder, config: EngineConfig) -> ModelInfo:
             supports_stop_in_output=True,
             supports_cache_salt=True,
             supports_prefix_cache_bypass=False,
-        ),
-        supports_lora=config.adapters.max_loras > 0,
-        supports_multimodal=False,
+        )
     )
+    return info
 
 
 def load_info(core: EngineCore, *, with_ranks: bool) -> LoadInfo:

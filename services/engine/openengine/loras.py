@@ -1,5 +1,6 @@
 """OpenEngine's calls that load, unload and list adapters."""
 
+import os
 from pathlib import Path
 
 from protos.openengine.v1.openengine_pb2 import (
@@ -83,7 +84,7 @@ class Loras:
     def _message(self, adapter: Adapter) -> LoraAdapter:
         """Returns an adapter as it was given; of one that came otherwise, its digest's number."""
         given = self._given.get(adapter.name)
-        if given is not None and Path(given.source_path).resolve() == Path(adapter.path):
+        if given is not None and os.path.realpath(given.source_path) == adapter.path:
             return given
         number = int.from_bytes(adapter.digest[:_ID_BYTES], "little") or 1
         return LoraAdapter(lora_id=number, lora_name=adapter.name, source_path=adapter.path)

@@ -46,10 +46,7 @@ class OpenEngineMessage:
         """
         check_served(self._message)
         check_sizes(self._message, max_model_len=max_model_len)
-        metadata = self._context.invocation_metadata() or ()
-        if _number_of(metadata, TARGET_RANK) is not None:
-            raise UnsupportedError(f"{TARGET_RANK} is not served: the engine chooses the rank")
-        priority = _number_of(metadata, PRIORITY) or 0
+        priority = priority_of(self._context)
         return to_samples(self._message, request_id=self._totals.request_id, priority=priority)
 
     def output(self, request: Request, stop_strings: StopStrings | None) -> OpenEngineOutput:
@@ -66,6 +63,18 @@ class OpenEngineMessage:
         return openengine_pb2.GenerateResponse(
             request_id=self._totals.request_id, error=failure_to_proto(error)
         )
+
+
+def priority_of(context: grpc.aio.ServicerContext) -> int:
+    """Returns the priority in a call's metadata.
+
+    Raises:
+        InvalidRequestError, UnsupportedError: the metadata are malformed, or choose a rank.
+    """
+    metadata = context.invocation_metadata() or ()
+    if _number_of(metadata, TARGET_RANK) is not None:
+        raise UnsupportedError(f"{TARGET_RANK} is not served: the engine chooses the rank")
+    return _number_of(metadata, PRIORITY) or 0
 
 
 def _number_of(metadata: Sequence[tuple[str, str | bytes]], name: str) -> int | None:

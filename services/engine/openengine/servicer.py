@@ -15,6 +15,7 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.edge.call import ForeignCall, OpenCalls
 from services.engine.edge.open_streams import KV_EVENTS, OpenStreams, write_in_time
 from services.engine.edge.operators import check_knows_callers
+from services.engine.edge.pooled_call import PooledCall
 from services.engine.edge.request_reader import RequestReader
 from services.engine.edge.status import count_rejection
 from services.engine.errors import (
@@ -37,6 +38,12 @@ from services.engine.openengine.failure import failure_to_proto
 from services.engine.openengine.kv_events import batches, chosen_ranks
 from services.engine.openengine.loras import Loras
 from services.engine.openengine.message import OpenEngineMessage
+from services.engine.openengine.pooled import (
+    EmbedMessage,
+    PooledMessage,
+    ResponseT,
+    ScoreMessage,
+)
 from services.engine.openengine.requests import check_served
 from services.transport.callers import by_address
 
@@ -84,6 +91,18 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
         message = OpenEngineMessage(request, context)
         with self._calls.live(request.request_id, call):
             await call.run(message)
+
+    async def Embed(  # noqa: N802  the protocol's name
+        self, request: openengine_pb2.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> openengine_pb2.EmbedResponse:
+        """Returns the vectors of inputs."""
+        return await self._pooled(EmbedMessage(request, self._model, context), context)
+
+    async def Score(  # noqa: N802  the protocol's name
+        self, request: openengine_pb2.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> openengine_pb2.ScoreResponse:
+        """Returns how well candidates answer their queries."""
+        return await self._pooled(ScoreMessage(request, self._model, context), context)
 
     async def GetServerInfo(  # noqa: N802  the protocol's name
         self, request: openengine_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
@@ -198,6 +217,19 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
             except SlowReaderError as error:
                 last = openengine_pb2.SubscribeKvEventsResponse(error=failure_to_proto(error))
                 await write_in_time(context, last, timeout_s)
+
+    async def _pooled(
+        self, message: PooledMessage[ResponseT], context: grpc.aio.ServicerContext
+    ) -> ResponseT:
+        """Serves a call for vectors, or for scores."""
+        try:
+            self._check_model(message.context.model)
+        except EngineError as error:
+            count_rejection(self._core.counters, error)
+            raise
+        call = PooledCall(self._core, self._reader, context)
+        with self._calls.live(message.context.request_id, call):
+            return message.response(await call.run(message.prompts()))
 
     def _check_model(self, name: str) -> None:
         if name not in ("", self._model.name, model_source(self._config)):

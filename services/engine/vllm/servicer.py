@@ -18,10 +18,11 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.edge.call import ForeignCall, OpenCalls
 from services.engine.edge.kv_events import follow
 from services.engine.edge.open_streams import KV_EVENTS, TOKENIZER, OpenStreams, write_in_time
+from services.engine.edge.pooled_call import PooledCall
 from services.engine.edge.request_reader import RequestReader, check_known
 from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.vllm.embed import EmbedCall
+from services.engine.vllm.embed import prompts_of, response_of
 from services.engine.vllm.kv_events import part_to_batch
 from services.engine.vllm.message import VllmMessage
 from services.engine.vllm.tokenizer_archive import TokenizerArchive
@@ -79,9 +80,10 @@ class VllmServicer:
         self, request: vllm_engine_pb2.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.EmbedResponse:
         """Returns the vector of a prompt, or its score."""
-        call = EmbedCall(self._core, self._reader, context)
+        call = PooledCall(self._core, self._reader, context)
         with self._calls.live(request.request_id, call):
-            return await call.run(request)
+            [pooled] = await call.run(prompts_of(request))
+        return response_of(pooled)
 
     async def Abort(  # noqa: N802  the protocol's name
         self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
