@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from models.loading.adapter_config import WEIGHTS_FILE, digest_of
+from services.engine.checkpoint.operator_folder import check_entries, path_under
 from services.engine.errors import InvalidRequestError, NotPermittedError
 from services.hub.names import HubError, HubName, hub_name
 
-MAX_PATH_LENGTH = 4096
+_REFUSAL = "adapters are loaded from --lora-folder alone"
 HUB_CACHE = ".hub"
 """Folder under --lora-folder for adapters from the hub."""
 
@@ -34,34 +35,22 @@ def folder_digest(folder: Path) -> bytes:
 
 
 def folder_under(root: Path | None, path: str) -> Path:
-    """Returns the folder of an adapter that is loaded while serving.
-
-    Relative paths begin at `root`. Links that lead out of it are refused like all other paths out
-    of it, with one message, which says nothing about the files there.
+    """Returns the folder of an adapter that is loaded while serving; see operator_folder.
 
     Raises:
         NotPermittedError: there is no root, or the path leads out of it.
-        InvalidRequestError: the path is malformed, or cannot be fetched.
+        InvalidRequestError: the path is malformed, or cannot be fetched or read.
     """
     if root is None:
         raise NotPermittedError(
             "adapters are not loaded while serving; the engine lacks --lora-folder"
         )
-    if not path or len(path) > MAX_PATH_LENGTH or not path.isprintable():
-        raise InvalidRequestError(
-            f"the path must have 1 to {MAX_PATH_LENGTH} printable characters", field="path"
-        )
     root = root.expanduser().resolve()
-    folder = (root / path).resolve()
-    if not folder.is_relative_to(root):
-        raise NotPermittedError("adapters are loaded from --lora-folder alone", field="path")
+    folder = path_under(root, path, field="path", refusal=_REFUSAL)
     name = _hub_name(path)
     if name is not None and not folder.exists():
         folder = _fetched(name, root / HUB_CACHE)
-    # A link to a file elsewhere would show it in messages about what is wrong with it.
-    entries = [folder, *(folder.iterdir() if folder.is_dir() else ())]
-    if not all(each.resolve().is_relative_to(root) for each in entries):
-        raise NotPermittedError("adapters are loaded from --lora-folder alone", field="path")
+    check_entries(folder, root, field="path", refusal=_REFUSAL)
     return folder
 
 

@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.engine.checkpoint.operator_folder import check_entries, path_under
 from services.engine.errors import InvalidRequestError, NotPermittedError
 from services.processes.private_folder import ExposedFolderError, make_private
 
 FILE_NAME = "model.safetensors"
 SHARED_MEMORY = Path("/dev/shm")
-MAX_PATH_LENGTH = 4096
+_REFUSAL = "weights are loaded from --weights-folder alone"
 _OBJECT_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 _PREFIX = ".octavo-weights-"
 _LOCK = "lock"
@@ -84,25 +85,17 @@ class WeightsFolder:
     def find(self, path: str, sha256: bytes = b"") -> KeptWeights:
         """Returns a checkpoint under the operator's folder; takes long if a digest is compared.
 
-        Relative paths begin at the folder. Links that lead out of it are refused like all other
-        paths out of it, with one message, which says nothing about the files there.
+        See operator_folder.
 
         Raises:
             NotPermittedError: there is no such folder, or the path leads out of it.
             InvalidRequestError: the path is malformed, nothing is there, or the digest differs.
         """
         root = self.check()
-        if not path or len(path) > MAX_PATH_LENGTH or not path.isprintable():
-            raise InvalidRequestError(
-                f"the path must have 1 to {MAX_PATH_LENGTH} printable characters", field="folder"
-            )
-        folder = (root / path).resolve()
-        is_inside = folder.is_relative_to(root)
-        if is_inside and not folder.is_dir():
+        folder = path_under(root, path, field="folder", refusal=_REFUSAL)
+        if not folder.is_dir():
             raise InvalidRequestError(f"there is no folder {path!r}", field="folder")
-        # A link to a file elsewhere would show it in messages about what is wrong with it.
-        if not is_inside or any(not e.resolve().is_relative_to(root) for e in folder.iterdir()):
-            raise NotPermittedError("weights are loaded from --weights-folder alone")
+        check_entries(folder, root, field="folder", refusal=_REFUSAL)
         if sha256:
             digest = hashlib.sha256()
             for file in sorted(folder.glob("*.safetensors")):

@@ -27,7 +27,7 @@ from services.engine.worker.rank_process import WorkerDiedError
 log = structlog.get_logger()
 
 UNUSED_POLL_S = 0.25
-"""Pause between looks at whether a removed adapter has requests."""
+"""Pause between looks at whether a removed adapter has requests, or others are read."""
 
 
 class AdapterWorker(Protocol):
@@ -69,6 +69,8 @@ class Adapters:
         self._known: dict[str, Adapter] = {}
         self._loading: set[str] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
+        self._num_due = 0
+        """Removed adapters that wait for the end of all reads."""
         self._has_started = False
         self._are_announced = False
         self._counts = ReadCounts()
@@ -125,6 +127,8 @@ class Adapters:
             raise InvalidRequestError(
                 "an adapter's name has 1 to 128 letters, digits and . _ - / @ :", field="name"
             )
+        # Removed adapters would wait for ever if there were always one that is read.
+        await _until(lambda: not self._num_due)
         if name in self._known or name in self._loading or name == self._model:
             raise DuplicateRequestError(f"{name!r} is taken by another adapter or the model")
         if len(self._known) + len(self._loading) >= self._config.max_cpu_loras:
@@ -257,12 +261,7 @@ class Adapters:
         self._worker = None
 
     async def _read_under(self, root: Path | None, name: str, path: str) -> Adapter:
-        try:
-            folder = await asyncio.to_thread(folder_under, root, path)
-        except OSError as error:
-            text = f"the folder cannot be read: {error.strerror}"
-            raise InvalidRequestError(text, field="path") from None
-        return await self._read(name, folder)
+        return await self._read(name, await asyncio.to_thread(folder_under, root, path))
 
     async def _read(self, name: str, folder: Path) -> Adapter:
         if self._worker is None:
@@ -309,17 +308,33 @@ class Adapters:
             self._loading.discard(name)
         await self._forget(adapter)
 
+    async def _end_of_reads(self) -> None:
+        """Waits until no adapter is being read; others are not read before that.
+
+        One may be the adapter to forget, and the order to forget it the later.
+        """
+        self._num_due += 1
+        try:
+            await _until(lambda: not self._loading)
+        finally:
+            self._num_due -= 1
+
     async def _forget(self, adapter: Adapter) -> None:
         """Frees an adapter's memory once no request and no other name needs it."""
         digest = adapter.digest
-        # An adapter that is being read may be the same one, and the order to forget it the later.
-        while self._loading or any(  # noqa: ASYNC110  removals are too rare to watch every end
-            each.adapter_digest == digest for each in self._live()
-        ):
-            await asyncio.sleep(UNUSED_POLL_S)
+        while True:
+            await _until(lambda: all(each.adapter_digest != digest for each in self._live()))
+            if not self._loading:
+                break
+            await self._end_of_reads()
         is_kept = any(each.digest == digest for each in self._known.values())
         if self._worker is not None and not is_kept:
             self._worker.adapters.forget(digest)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  removals are too rare to watch all that ends
+        await asyncio.sleep(UNUSED_POLL_S)
 
 
 def adapter_named(adapters: Adapters | None, name: str, *, model: str) -> Adapter | None:

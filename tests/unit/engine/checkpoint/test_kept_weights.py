@@ -109,7 +109,8 @@ def test_folders_are_found_under_the_root_alone(folder, tmp_path):
     for path in ("..", "/", "hub/../..", str(tmp_path.parent)):
         with pytest.raises(NotPermittedError, match="from --weights-folder alone"):
             folder.find(path)
-    for path in ("", "hub/none", "a\0b"):
+    (tmp_path / "loop").symlink_to("loop")
+    for path in ("", "hub/none", "a\0b", "loop", "loop/x", "a" * 300):
         with pytest.raises(InvalidRequestError):
             folder.find(path)
     (inner / "other").symlink_to("/etc/passwd")

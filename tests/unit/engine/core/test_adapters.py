@@ -89,6 +89,33 @@ async def test_an_adapter_that_is_read_again_is_not_forgotten(adapters, live, di
     await until(lambda: not worker.held)
 
 
+async def test_an_adapter_is_forgotten_while_others_are_always_being_read(adapters, digests):
+    class Slow(Orders):
+        async def read(self, path):
+            await asyncio.sleep(0.01)
+            return await super().read(path)
+
+    worker = Slow(digests)
+    await adapters.use_worker(worker)
+    await adapters.load("a", "a")
+
+    async def churn(name):
+        while True:
+            await adapters.load(name, "b")
+            adapters.remove(name)
+
+    others = [asyncio.create_task(churn(f"b{number}")) for number in range(6)]
+    for number, task in enumerate(others):
+        await asyncio.sleep(0.002 * number)
+        assert not task.done()
+    adapters.remove("a")
+    await until(lambda: b"a" * 32 not in worker.held)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await until(lambda: not worker.held)
+
+
 async def test_the_next_worker_has_the_removed_adapters_of_running_requests(
     adapters, live, ended, digests
 ):
