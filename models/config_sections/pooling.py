@@ -261,6 +261,12 @@ def answers_of(tokenizer_json: bytes, path: Path) -> tuple[int, int]:
         vocabulary = json.loads(tokenizer_json)["model"]["vocab"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    if isinstance(vocabulary, list):  # of Unigram: pieces with their scores, in order
+        vocabulary = {
+            each[0]: number
+            for number, each in enumerate(vocabulary)
+            if isinstance(each, list) and each and isinstance(each[0], str)
+        }
     found = []
     for text in (_NO, _YES):
         # SentencePiece's vocabularies may have words with their space alone.

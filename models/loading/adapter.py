@@ -1,6 +1,5 @@
 """Reads a low-rank adapter in PEFT's format for a loaded model."""
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +87,9 @@ class AdapterReader:
         self._layers = set(adapted_layers(model))
         # Experts that move between ranks come to any of them, so host memory has all adapters.
         self._experts = {
-            number: each.on_one_rank() if any(room.held is not None for room in each.rooms) else each
+            number: each.on_one_rank()
+            if any(room.held is not None for room in each.rooms)
+            else each
             for number, each in experts_by_layer(model).items()
         }
         self._destinations = {
@@ -128,7 +129,7 @@ class AdapterReader:
         digest = digest_of(folder, content)
         try:
             tensors = load_safetensors(content)
-        except (SafetensorError, ValueError, KeyError, json.JSONDecodeError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise AdapterError(f"{file} is damaged: {find_damage(file) or error}") from None
         try:
             layers = tuple(self._shares(_by_module(tensors), config))

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from pydantic import ValidationError
 
+from models.config_sections.pooling import answers_of
 from services.engine.checkpoint.hub_model import with_local_model
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
@@ -52,6 +53,12 @@ def test_answers_are_tokens_of_the_tokenizer_or_named(tmp_path):
     write_tiktoken_folder(tmp_path / "plain")
     with pytest.raises(ModelFolderError, match="has no token 'no'"):
         with_local_model(EngineConfig.from_flags(model=tmp_path / "plain", task="score"))
+
+
+def test_answers_of_a_unigram_vocabulary_are_numbers_of_its_pieces(tmp_path):
+    pieces = [["<unk>", 0.0], ["\u2581no", -1.5], 5, ["yes", -2.0]]
+    content = json.dumps({"model": {"type": "Unigram", "vocab": pieces}}).encode()
+    assert answers_of(content, tmp_path) == (1, 3)
 
 
 def test_a_head_for_scores_needs_no_answers(tmp_path):

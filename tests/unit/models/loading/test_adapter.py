@@ -1,6 +1,8 @@
 """Adapters equal merged weights, in every family, and bad ones are refused with the reason."""
 
+import json
 import os
+import struct
 import time
 
 import pytest
@@ -112,6 +114,10 @@ def moved(old, new):
         (changed(Q_PROJ, "B", lambda b: b / 0.0), {}, "holds NaN or infinity"),
         (changed(Q_PROJ, "A", lambda a: a.int()), {}, "adapters are of floats"),
         (changed(Q_PROJ, "A", lambda a: a[None]), {}, "has shape"),
+        (changed(Q_PROJ, "A", lambda a: a[:, :0]), {}, "its shape is"),
+        (changed(Q_PROJ, "A", lambda a: a[:0]), {}, "and the rank is 4"),
+        (changed(Q_PROJ, "B", lambda b: b[:0]), {}, "its shape is"),
+        (changed(Q_PROJ, "B", lambda b: b[0, 0]), {}, "has shape"),
         (moved(Q_PROJ, "model.layers.9.self_attn.q_proj"), {}, "the model has 2 layers"),
         (moved(Q_PROJ, "model.layers.0.attn.query"), {}, "which the model does not have"),
         (moved(Q_PROJ, "lm_head"), {}, "needs --lora-embeddings"),
@@ -125,10 +131,24 @@ def moved(old, new):
         (lambda factors: None, {"rank": 9}, "--max-lora-rank is 8"),
         (lambda factors: None, {"rank": 0}, "it must be a positive integer"),
         (lambda factors: None, {"alpha": float("inf")}, "lora_alpha"),
+        (lambda factors: None, {"alpha": [8]}, "lora_alpha is [8]"),
+        (lambda factors: None, {"rank": "4"}, "r is '4'"),
+        (lambda factors: None, {"rank": True}, "r is True"),
+        (lambda factors: None, {"rank": 10**9}, "it must be at most"),
+        (lambda factors: None, {"use_rslora": "yes"}, "use_rslora is 'yes'"),
+        (lambda factors: None, {"peft_type": ["LORA"]}, "peft_type is ['LORA']"),
+        (lambda factors: None, {"rank_pattern": [4]}, "rank_pattern is [4]"),
+        (lambda factors: None, {"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern.q_proj is '8'"),
+        (lambda factors: None, {"target_parameters": [5]}, "target_parameters is [5]"),
     ],
 )
 def test_a_bad_adapter_is_refused_with_what_is_wrong(base, tmp_path, change, config, reason):
     assert reason in refusal(base, tmp_path, change, **config)
+
+
+def file_of(header, data=b""):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
 
 
 def test_damaged_and_foreign_files_are_refused(base, tmp_path):
@@ -140,6 +160,11 @@ def test_damaged_and_foreign_files_are_refused(base, tmp_path):
         content[:-4],
         content[:100],
         b"\xff" * 8 + content,
+        file_of({"a": {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}}),
+        file_of({"a": {"dtype": "F4", "shape": [2, 2], "data_offsets": [0, 2]}}, b"00"),
+        file_of({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 4]}}, b"0000"),
+        file_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"0000"),
+        struct.pack("<Q", 2 * 10**5) + b"[" * 10**5 + b"]" * 10**5,
         content + b"0" * 2**25,
     ):
         file.write_bytes(damaged)
