@@ -6,6 +6,7 @@ is cut into chunks then run in one fixed way for each row:
 | operator | GPU | CPU |
 |---|---|---|
 | linear, packed_linear | inputs summed in one order, by weight shape | a row at a time |
+| add_adapters, adapted_linear | one tiling, one adapter after the other | a row at a time |
 | fused operators | the bits of the operators that they replace | these operators |
 | attention | keys in parts fixed by position, merged in order | a query at a time |
 | latent attention | the same, in the absorbed form | a query at a time |

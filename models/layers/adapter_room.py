@@ -110,26 +110,26 @@ def fill_slot(share: LayerAdapter, slot: int) -> None:
         _fill(_by_part(room_a, share.a), room_b, share.a, share.b)
 
 
-def fill_experts(share: LayerAdapter, slot: int, places: Collection[int]) -> None:
+def fill_experts(share: LayerAdapter, slot: int, indices: Collection[int]) -> None:
     """Copies an adapter of some experts of a room into a slot.
 
     Args:
         share: with all experts.
         slot: of the adapter.
-        places: of the experts in the room, in order.
+        indices: of the experts in the room, in order.
     """
     assert isinstance(share.layer, ExpertRoom), "the others have no experts"
     assert share.layer.held is not None, "host memory has all experts"
     room_a, room_b = slot_of(share.layer, slot)
-    for place, expert, count in _runs(places, share.layer.held):
-        own, stored = slice(place, place + count), slice(expert, expert + count)
+    for index, expert, count in _runs(indices, share.layer.held):
+        own, stored = slice(index, index + count), slice(expert, expert + count)
         _fill(_by_part(room_a[own], share.a), room_b[own], share.a[stored], share.b[stored])
 
 
-def _runs(places: Collection[int], held: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields first place, first expert and length of runs of neighbours in both orders."""
+def _runs(indices: Collection[int], held: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields first index, first expert and length of runs of neighbours in both orders."""
     for _, pairs in groupby(
-        enumerate(places), lambda each: (each[1] - each[0], held[each[1]] - each[0])
+        enumerate(indices), lambda each: (each[1] - each[0], held[each[1]] - each[0])
     ):
         (_, first), *others = pairs
         yield first, held[first], 1 + len(others)

@@ -7,6 +7,7 @@ import torch
 
 from models.ops.experts import moe as reference
 from tests.support.expert_adapter_case import exact_adapters, make_expert_adapters
+from tests.support.invariance import batch_invariance
 from tests.support.moe_case import (
     NUM_EXPERTS,
     ROUTINGS,
@@ -93,6 +94,19 @@ def test_results_are_those_of_merged_weights(kind, num_tokens):
 
     arguments, exact = case(kind, num_tokens)
     assert_near(apply_experts(*arguments), exact, kind)
+
+
+@each_format
+def test_tokens_have_the_same_bits_among_any_others_in_batch_invariant_mode(kind):
+    from models.kernels.experts.moe import apply_experts
+
+    with batch_invariance():
+        (hidden, weights, ids, experts), exact = case(kind, 600)
+        whole = apply_experts(hidden, weights, ids, experts)
+        assert_near(whole, exact, kind)
+        for count in (1, 2, 7, 30, 120, 300):
+            own = apply_experts(hidden[:count], weights[:count], ids[:count], experts)
+            assert torch.equal(own, whole[:count])
 
 
 @pytest.mark.parametrize("rank", [1, 64, 128, 256])

@@ -8,6 +8,7 @@ from models.ops.elementwise.silu_and_mul import silu_and_mul
 from models.ops.products.adapted_linear import product_or_addends
 from models.ops.products.add_adapters import add_slots
 from tests.support.adapter_case import CASES, make_adapter_case
+from tests.support.invariance import batch_invariance
 from tests.support.tolerances import assert_rows_close
 
 pytestmark = pytest.mark.gpu
@@ -40,6 +41,33 @@ def test_a_token_does_not_depend_on_the_adapters_of_others():
         alike = add_slots(product, x, a, b, parts, torch.full_like(slots, slot))
         is_own = slots[:32] == slot
         assert torch.equal(alike[is_own], together[is_own])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "rank"), [(QKV, 16), (QKV, 256), (DOWN, 16), ((512, (300, 41)), 64)]
+)
+def test_a_token_has_the_same_bits_among_any_others_in_batch_invariant_mode(shape, rank, dtype):
+    with batch_invariance():
+        product, x, a, b, parts, slots = make_adapter_case(
+            1200, *shape, rank, dtype=dtype, device="cuda", num_slots=9
+        )
+        product[::2, ::3] = -0.0
+
+        def bits(rows):
+            added = add_slots(product[rows], x[rows], a, b, parts, slots[rows])
+            return added.view(torch.int32 if dtype is torch.float32 else torch.int16)
+
+        rows = torch.arange(1200, device="cuda")
+        whole = bits(rows)
+        exact = add_slots(*(each.cpu().double() for each in (product, x, a, b)), parts, slots.cpu())
+        assert_rows_close(whole.view(dtype).cpu(), exact)
+        is_without = slots[:1200] == 0
+        assert torch.equal(whole.view(dtype)[is_without], product[is_without])
+        mixed = torch.randperm(1200, generator=torch.Generator().manual_seed(0)).cuda()
+        for count in (1, 2, 15, 16, 17, 32, 33, 64, 65, 200, 512, 513, 1200):
+            for chosen in (rows[:count], mixed[:count]):
+                assert torch.equal(bits(chosen), whole[chosen])
 
 
 def test_a_graph_takes_new_slots_and_adapters():

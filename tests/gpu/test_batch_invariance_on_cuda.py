@@ -13,6 +13,7 @@ from models.ops.products.linear import linear
 from models.ops.products.packed_linear import packed_linear
 from scripts.quantize_tiny import FORMATS as PACKED_FORMATS
 from scripts.quantize_tiny import write_quantized
+from tests.support.adapter_engine import AdapterCase
 from tests.support.invariance import (
     FORMATS,
     assert_same_bits,
@@ -112,6 +113,28 @@ def test_long_sequences_have_the_same_bits_in_all_chunks(folder, kind, size):
 def test_families_have_the_same_bits(tmp_path, variant):
     write_checkpoint(tmp_path, variant, hidden_size=256)
     assert_few_ways_agree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variant", "shape"), [("qwen3", SHAPE), ("qwen3_moe", {"hidden_size": 256}), ("gemma3", {})]
+)
+def test_adapters_have_the_same_bits(tmp_path, variant, shape):
+    case = AdapterCase(
+        tmp_path, variant, num_adapters=3, with_experts=variant == "qwen3_moe", **shape
+    )
+    folders = [tmp_path / "adapters" / name for name in case.names]
+    prompts = PROMPTS[:24]
+    chosen = [[None, *folders][number % 4] for number in range(len(prompts))]
+    options = {**BF16, "adapters": folders, "num_adapter_slots": 3}
+    expected = run_alone(case.base, prompts, chosen, **options)
+    for name in (*FEW, "prefix hits", "drafts", "PIECEWISE on level 3"):
+        assert_same_bits(expected, run(case.base, prompts, ways()[name], chosen, **options))
+    none = [None] * len(prompts)
+    without = run(case.base, prompts, ways()["level 3"], none, **options)
+    if variant != "qwen3_moe":  # room for adapters of experts changes how experts round
+        assert_same_bits(run_alone(case.base, prompts, none, **BF16), without)
+    for index in range(0, len(prompts), 4):
+        assert without.tokens[index] == expected.tokens[index]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from models.config_sections.pooling import PoolingConfig
+from models.layers.adapter_room import make_room
 from models.layers.decoder import CausalLM
 from models.loading.draft_model import load_draft_model
 from models.loading.loader import load_model
 from protos.engine.v1.worker_pb2 import WorkerReady
+from services.engine.adapter import Adapter
 from services.engine.batch import BatchDescriptor, Float32Array, StepResult, read_float32
 from services.engine.compilation.graphs.capture_plan import wire_key
 from services.engine.config.compilation import CompilationConfig
@@ -74,6 +76,8 @@ class GraphEngine:
         num_host_slots: int = 0,
         max_step_loads: int = 16,
         shared_prefix_tokens: int = 0,
+        adapters: Sequence[Path] = (),
+        num_adapter_slots: int = 2,
     ) -> None:
         target = torch.device(device)
         level = int(config.level_on(target.type))
@@ -88,6 +92,9 @@ class GraphEngine:
             sees_images=num_encoder_pages > 0,
             pooling=pooling,
         )
+        if adapters and not self.model.num_adapter_slots:
+            has_experts = self.model.config.moe is not None
+            make_room(self.model, num_slots=num_adapter_slots, max_rank=8, with_experts=has_experts)
         if draft_model is not None:
             small = load_draft_model(
                 draft_model, self.model, device=target, dtype=dtype, max_positions=max_model_len
@@ -120,6 +127,7 @@ class GraphEngine:
             computes_whole_prompts=self.model.config.sees_later,
             pooling=None if pooling is None else pooling.method,
             shared_prefix_tokens=shared_prefix_tokens,
+            num_adapter_slots=getattr(self.model, "num_adapter_slots", 0),
         )
         num_blocks += num_states * limits.num_state_blocks
         pieces = piece_graphs(target, dtype)
@@ -143,6 +151,9 @@ class GraphEngine:
             num_state_slots=limits.num_state_slots,
         )
         self.runner = ModelRunner(self.model, self.cache, limits=limits, device=target)
+        self.digests: dict[Path | None, bytes] = {}
+        if self.runner.adapters is not None:
+            self.digests = {each: self.runner.adapters.read(each) for each in adapters}
         install_model(self.runner, compiled, config, pieces)
         self.faults = []
         self.prepared = prepare_graphs(
@@ -194,9 +205,13 @@ class GraphEngine:
         num_output: int,
         *,
         images: Sequence[Sequence[PromptImage]] = (),
+        adapters: Sequence[Path | None] = (),
         **sampling: object,
     ) -> list[list[int]]:
-        """Generates for all prompts at once, each with its images; returns their outputs."""
+        """Generates for all prompts at once, each with its images and its adapter's folder.
+
+        Returns their outputs.
+        """
         requests = []
         for index, prompt in enumerate(prompts):
             params = {"temperature": 0.0, "seed": index, "max_tokens": num_output} | sampling
@@ -205,6 +220,7 @@ class GraphEngine:
                 handle=index,
                 prompt_token_ids=list(prompt),
                 images=tuple(images[index]) if images else (),
+                adapter=self._adapter(adapters[index]) if adapters else None,
                 sampling=SamplingParams(**params),
                 sink=RecordingSink(),
                 arrival_s=0.0,
@@ -218,6 +234,12 @@ class GraphEngine:
         requests = [make_request(list(prompt), max_tokens=1) for prompt in prompts]
         self._complete(requests)
         return np.stack([read_float32(each.sink.outputs[-1].vector) for each in requests])
+
+    def _adapter(self, folder: Path | None) -> Adapter | None:
+        if folder is None:
+            return None
+        digest = self.digests[folder]
+        return Adapter(name=folder.name, path=str(folder), digest=digest, rank=8, num_bytes=0)
 
     def _complete(self, requests: Sequence[Request]) -> None:
         """Runs steps until requests that arrive together have ended."""

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,8 +91,17 @@ class Outcome:
     engine: GraphEngine
 
 
-def run(folder, prompts: Sequence[Sequence[int]], way: Way, **common: Any) -> Outcome:
-    """Runs all prompts in one way; captures all graphs before."""
+def run(
+    folder,
+    prompts: Sequence[Sequence[int]],
+    way: Way,
+    chosen: Sequence[Path | None] = (),
+    **common: Any,
+) -> Outcome:
+    """Runs all prompts in one way; captures all graphs before.
+
+    chosen: the adapter of each prompt.
+    """
     defaults = {
         "max_num_seqs": 16,
         "max_num_batched_tokens": 200,
@@ -112,16 +122,19 @@ def run(folder, prompts: Sequence[Sequence[int]], way: Way, **common: Any) -> Ou
 
     engine.runner.watch_outputs(note)
     for _ in range(way.repeats):
-        tokens = engine.run(prompts, NUM_OUTPUT)
+        tokens = engine.run(prompts, NUM_OUTPUT, adapters=chosen)
     return Outcome(tokens, frozenset(hashes), engine)
 
 
-def run_alone(folder, prompts: Sequence[Sequence[int]], **common: Any) -> Outcome:
+def run_alone(
+    folder, prompts: Sequence[Sequence[int]], chosen: Sequence[Path | None] = (), **common: Any
+) -> Outcome:
     """Runs each prompt by itself, without what others have cached."""
     outcomes: list[Outcome] = []
-    for prompt in prompts:
+    for index, prompt in enumerate(prompts):
         model = outcomes[0].engine.model if outcomes else None
-        outcomes.append(run(folder, [prompt], Way(), model=model, **common))
+        own = chosen[index : index + 1]
+        outcomes.append(run(folder, [prompt], Way(), own, model=model, **common))
     hashes = frozenset().union(*(each.hashes for each in outcomes))
     return Outcome([each.tokens[0] for each in outcomes], hashes, outcomes[0].engine)
 

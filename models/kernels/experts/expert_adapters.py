@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
+from models.batch_invariance import is_batch_invariant
 from models.kernels.experts.expert_forms import TILE_ROWS, tile_rows
 from models.kernels.experts.moe_grouped import find_rows
 from models.kernels.experts.pair_order import PairOrder
+from models.kernels.products.adapter_tiles import inner_columns, most_rows, rank_columns
 
-_SMALLEST_DOT = 16
-"""Least rows and columns of a tile that tensor cores multiply."""
 _DEPTH = 64
 """Inputs that a step of the first kernel's loop multiplies."""
 
@@ -116,11 +116,10 @@ def add_expert_adapters(
     num_inner, num_inputs = adapter_a.shape[2:]
     num_outputs, rank = adapter_b.shape[2:]
     num_parts = num_inner // rank
-    rows = TILE_ROWS[0]
-    # Large ranks would need more shared memory and registers than a program has.
-    most_rows = 64 if rank < 128 else 32
-    if not order.is_alone:
-        rows = min(most_rows, tile_rows(order.num_pairs, order.num_choices))
+    rows = TILE_ROWS[0]  # of any number of pairs in batch-invariant mode
+    most = most_rows(rank)
+    if not order.is_alone and not is_batch_invariant():
+        rows = min(most, tile_rows(order.num_pairs, order.num_choices))
     shape = {
         "TOP_K": order.top_k, "NUM_EXPERTS": order.num_experts, "ROWS": rows,
         "BLOCK_E": triton.next_power_of_2(order.num_experts), "IS_ALONE": order.is_alone,
@@ -128,15 +127,15 @@ def add_expert_adapters(
     }  # fmt: skip
     inner = x.new_empty(order.num_pairs, num_inner, dtype=torch.float32)
     num_tiles = order.num_tiles(rows)
-    columns = min(64, max(_SMALLEST_DOT, triton.next_power_of_2(num_inner)))
+    columns = inner_columns(num_inner)
     _expert_shrink_kernel[(num_tiles, triton.cdiv(num_inner, columns))](
         x, adapter_a, slots, order.pairs, order.starts, inner,
         K=num_inputs, N=num_inner, SHARED=order.num_pairs // len(x), COLUMNS=columns, DEPTH=_DEPTH,
         num_stages=3, **shape,
     )  # fmt: skip
     size = num_outputs // num_parts
-    _expert_expand_kernel[(num_tiles, num_parts * triton.cdiv(size, most_rows))](
+    _expert_expand_kernel[(num_tiles, num_parts * triton.cdiv(size, most))](
         product, inner, adapter_b, slots, order.pairs, order.starts,
-        SIZE=size, PARTS=num_parts, RANK=rank, COLUMNS=most_rows,
-        BLOCK_R=max(_SMALLEST_DOT, triton.next_power_of_2(rank)), num_stages=2, **shape,
+        SIZE=size, PARTS=num_parts, RANK=rank, COLUMNS=most,
+        BLOCK_R=rank_columns(rank), num_stages=2, **shape,
     )  # fmt: skip

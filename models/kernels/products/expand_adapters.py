@@ -13,10 +13,11 @@ from models.kernels.launching.dependent_launch import (
 )
 from models.kernels.launching.launch import Launch
 from models.kernels.products.adapter_tiles import (
-    SMALLEST_DOT,
     AdapterForm,
     AdapterTiling,
     find_firsts,
+    most_rows,
+    rank_columns,
 )
 
 _MAX_PARTS = 4
@@ -66,12 +67,13 @@ def _load_inner(
 
 
 @triton.jit
-def _multiply(inner, slots, own_slots, b):
-    """Returns inner @ B of some slots, [tokens, columns]; other tokens get zeros."""
+def _added(sums, inner, slots, own_slots, b):
+    """Returns sums + inner @ B of some slots, [tokens, columns]; of other tokens the same bits."""
     is_own = (slots[:, None] == own_slots[None, :]) & (own_slots > 0)[None, :]
     among = tl.where(is_own[:, :, None], inner[:, None, :], 0.0)
     factor = tl.reshape(among, (inner.shape[0], own_slots.shape[0] * inner.shape[1]))
-    return tl.dot(factor.to(b.dtype), b, input_precision="ieee")
+    product = tl.dot(factor.to(b.dtype), b, input_precision="ieee")
+    return tl.where((slots > 0)[:, None], sums + product, sums)
 
 
 @triton.jit
@@ -124,18 +126,18 @@ def _expand_kernel(
     at = rows[:, None] * N + columns[None, :]
     sums = _load_product(product_ptr, at, is_entry, num_tokens, N, ADDENDS)
     inner = _load_inner(inner_ptr, slots, rows, part, num_tokens, PARTS, RANK, SPLITS, BLOCK_R)
-    sums += _multiply(inner, slots, own_slots, b)
+    sums = _added(sums, inner, slots, own_slots, b)
     if IS_GATED:
         up = _load_product(product_ptr, at + N0, is_entry, num_tokens, N, ADDENDS)
         up_inner = _load_inner(inner_ptr, slots, rows, 1, num_tokens, PARTS, RANK, SPLITS, BLOCK_R)
-        up += _multiply(up_inner, slots, own_slots, up_b)
+        up = _added(up, up_inner, slots, own_slots, up_b)
     for start in range(TOGETHER, num_slots, TOGETHER):
         more_slots = _slots_from(slots, is_first, places, start, TOGETHER)
         more_b = _load_b(b_ptr, more_slots, columns, is_output, N, RANK, BLOCK_R)
-        sums += _multiply(inner, slots, more_slots, more_b)
+        sums = _added(sums, inner, slots, more_slots, more_b)
         if IS_GATED:
             more_up_b = _load_b(b_ptr, more_slots, columns + N0, is_output, N, RANK, BLOCK_R)
-            up += _multiply(up_inner, slots, more_slots, more_up_b)
+            up = _added(up, up_inner, slots, more_slots, more_up_b)
     if IS_GATED:
         sums = sums * tl.sigmoid(sums) * up
         at = rows[:, None] * N0 + columns[None, :]
@@ -159,11 +161,10 @@ def expand_form(
     num_splits: shares of the inputs whose sums it adds up. num_addends: addends of a product.
     """
     assert len(part_sizes) <= _MAX_PARTS, "no layer has more projections"
-    block_r = max(SMALLEST_DOT, triton.next_power_of_2(rank))
-    # Prompts have few adapters in a tile. Wide products are made of many instructions.
-    is_apart = tiling.is_single or not tiling.is_split or dtype.itemsize > 2
-    # Large ranks would need more shared memory and registers than a program has.
-    tokens = tiling.expanded if rank < 128 else min(32, tiling.expanded)
+    block_r = rank_columns(rank)
+    # Wide products are made of many instructions.
+    is_apart = tiling.is_apart or dtype.itemsize > 2
+    tokens = min(most_rows(rank), tiling.expanded)
     columns = _GATED_TOGETHER if is_gated or tokens == 64 else _TOGETHER
     together = 1 if is_apart else max(1, columns // block_r)
     tile = 32 if rank >= 128 or (columns == _TOGETHER and not is_apart) else 64

@@ -17,6 +17,7 @@ from models.kernels.products.adapter_tiles import (
     AdapterForm,
     AdapterTiling,
     find_firsts,
+    inner_columns,
 )
 
 _COLUMNS = 64
@@ -150,7 +151,7 @@ def shrink_form(
 ) -> AdapterForm:
     """Returns the first kernel for a layer of num_inputs inputs and num_inner rows of A."""
     per_split, chunks, columns = num_inputs, 0, _COLUMNS
-    tile = max(SMALLEST_DOT, min(64, triton.next_power_of_2(num_inner)))
+    tile = inner_columns(num_inner)
     if tiling.is_split:
         splits = max(1, min(_USUAL_SPLITS, _MOST_SUMS // num_inner))
         chunks = -(-num_inputs // (splits * _CHUNK))

@@ -2,11 +2,10 @@
 
 import torch
 
-from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertWeights
 from models.ops.custom_op import like, operator
-from models.ops.experts.moe import apply_experts, with_slots
+from models.ops.experts.moe import apply_experts, experts_row_wise, with_slots
 
 
 @operator(like("hidden"))
@@ -39,7 +38,7 @@ def chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         alpha=alpha,
         limit=limit,
         adds_one=adds_one,
-        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
+        adapters=with_slots(hidden, gate_up_a, gate_up_b, down_a, down_b),
     )
     if has_kernels(hidden.device):
         # Imported on first use: a CPU installation has no Triton.
@@ -47,7 +46,9 @@ def chosen_moe(  # noqa: PLR0913  # an operator takes no dataclasses
 
         return kernel.apply_experts(hidden, weights, ids.int(), experts)
 
-    def apply(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def apply(
+        experts: ExpertWeights, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
         return apply_experts(hidden, weights, ids, experts, rounds_activations=experts.is_fp8)
 
-    return row_wise(apply, hidden, weights, ids)
+    return experts_row_wise(apply, experts, hidden, weights, ids)

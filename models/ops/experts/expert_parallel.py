@@ -6,7 +6,6 @@ tokens, padded to the most of any rank.
 """
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -15,7 +14,7 @@ from models.forward_context import get_forward_context
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertAdapters, ExpertWeights, Routing
 from models.ops.custom_op import like, operator
-from models.ops.experts.moe import apply_experts, route, with_slots
+from models.ops.experts.moe import apply_experts, experts_row_wise, route, with_slots
 from models.ops.ranks.gather_rows import gather_rows
 from models.parallel.group import DATA_PARALLEL
 
@@ -79,7 +78,7 @@ def expert_parallel_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         limit=limit,
         adds_one=adds_one,
         num_routed=len(expert_map),
-        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
+        adapters=with_slots(hidden, gate_up_a, gate_up_b, down_a, down_b),
     )
     return own_experts(
         hidden, router_logits, correction_bias, routing, experts, expert_map, expert_load,
@@ -125,8 +124,13 @@ def own_experts(
         ids = ids.masked_fill(is_padding, len(expert_load))
     loads = ids.flatten().bincount(minlength=len(expert_load) + 1)
     expert_load.add_(loads[: len(expert_load)])
-    apply = partial(apply_experts, experts=experts, rounds_activations=experts.is_fp8)
-    return row_wise(apply, hidden, weights, slots)
+
+    def apply(
+        experts: ExpertWeights, hidden: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        return apply_experts(hidden, weights, slots, experts, rounds_activations=experts.is_fp8)
+
+    return experts_row_wise(apply, experts, hidden, weights, slots)
 
 
 def _with_gathered_slots(

@@ -2,11 +2,10 @@
 
 import torch
 
-from models.batch_invariance import row_wise
 from models.kernels.gpu import has_kernels
 from models.operands.experts import ExpertWeights, Routing
 from models.ops.custom_op import like, operator
-from models.ops.experts.moe import apply_experts, route, with_slots
+from models.ops.experts.moe import apply_experts, experts_row_wise, route, with_slots
 
 
 @operator(like("hidden"))
@@ -37,7 +36,7 @@ def gelu_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         gate_up=gate_up,
         down=down,
         is_gelu=True,
-        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
+        adapters=with_slots(hidden, gate_up_a, gate_up_b, down_a, down_b),
     )
     if has_kernels(hidden.device):
         # Imported on first use: a CPU installation has no Triton.
@@ -46,8 +45,10 @@ def gelu_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         weights, ids = kernel.route(router_logits, None, routing)
         return kernel.apply_experts(hidden, weights * expert_scale[ids], ids, experts)
 
-    def apply(hidden: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def apply(
+        experts: ExpertWeights, hidden: torch.Tensor, router_logits: torch.Tensor
+    ) -> torch.Tensor:
         weights, ids = route(router_logits, None, routing)
         return apply_experts(hidden, weights * expert_scale[ids], ids, experts)
 
-    return row_wise(apply, hidden, router_logits)
+    return experts_row_wise(apply, experts, hidden, router_logits)

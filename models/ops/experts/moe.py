@@ -1,9 +1,13 @@
 """Mixture of experts: octavo::fused_moe."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch.nn import functional
 
-from models.batch_invariance import row_wise
+from models.batch_invariance import is_batch_invariant, row_wise
 from models.forward_context import slots_of_step
 from models.kernels.gpu import has_kernels
 from models.number_formats import BLOCK
@@ -65,7 +69,7 @@ def fused_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         alpha=alpha,
         limit=limit,
         adds_one=adds_one,
-        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
+        adapters=with_slots(hidden, gate_up_a, gate_up_b, down_a, down_b),
     )
     return routed_experts(hidden, router_logits, correction_bias, routing, experts)
 
@@ -86,7 +90,9 @@ def routed_experts(
             hidden, *kernel.route(router_logits, correction_bias, routing), experts
         )
 
-    def apply(hidden: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def apply(
+        experts: ExpertWeights, hidden: torch.Tensor, router_logits: torch.Tensor
+    ) -> torch.Tensor:
         return apply_experts(
             hidden,
             *route(router_logits, correction_bias, routing),
@@ -94,10 +100,25 @@ def routed_experts(
             rounds_activations=experts.is_fp8,
         )
 
-    return row_wise(apply, hidden, router_logits)
+    return experts_row_wise(apply, experts, hidden, router_logits)
+
+
+def experts_row_wise(
+    apply: Callable[..., torch.Tensor], experts: ExpertWeights, *inputs: torch.Tensor
+) -> torch.Tensor:
+    """Returns row_wise of `apply` with experts as its first argument, whose slots are the rows'."""
+    adapters = experts.adapters
+    if adapters is None:
+        return row_wise(partial(apply, experts), *inputs)
+
+    def with_own_slots(slots: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+        return apply(replace(experts, adapters=replace(adapters, slots=slots)), *rows)
+
+    return row_wise(with_own_slots, adapters.slots[: len(inputs[0])], *inputs)
 
 
 def with_slots(
+    hidden: torch.Tensor,
     gate_up_a: torch.Tensor | None,
     gate_up_b: torch.Tensor | None,
     down_a: torch.Tensor | None,
@@ -105,11 +126,17 @@ def with_slots(
 ) -> ExpertAdapters | None:
     """Returns adapters with the slots of the step's tokens, which the forward context has.
 
-    None in a step without adapters, or if all four are None, as without room for some.
+    None in a step without adapters, or if all four are None, as without room for some. In
+    batch-invariant mode steps without adapters have slots of zeros: others' products are rounded
+    before the gate, which fused kernels do not do.
+
+    hidden: [T, H].
     """
     if gate_up_a is None or gate_up_b is None or down_a is None or down_b is None:
         return None
     slots = slots_of_step()
+    if slots is None and is_batch_invariant():
+        slots = hidden.new_zeros(len(hidden), dtype=torch.int32)
     if slots is None:
         return None
     return ExpertAdapters(

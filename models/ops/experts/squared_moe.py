@@ -55,7 +55,7 @@ def squared_moe(  # noqa: PLR0913  # an operator takes no dataclasses
         down_scale=down_scale,
         is_squared=True,
         num_routed=None if expert_map is None else len(expert_map),
-        adapters=with_slots(gate_up_a, gate_up_b, down_a, down_b),
+        adapters=with_slots(hidden, gate_up_a, gate_up_b, down_a, down_b),
     )
     if expert_map is None or expert_load is None:
         return routed_experts(hidden, router_logits, correction_bias, routing, experts)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from models.batch_invariance import is_batch_invariant
 from models.forward_context import slots_of_step
 from models.kernels.gpu import has_kernels
 from models.kernels.tuning.tiles import MatrixTiles, VectorTiles
@@ -37,8 +38,12 @@ def adapted_linear(
     slots = slots_of_step()
     if slots is None:
         return (gated_linear if is_gated else linear)(x, weight, bias, weight_scale)
-    product, is_late = product_or_addends(x, weight, bias, weight_scale)
     adapters = adapter_a, adapter_b, part_sizes, slots
+    if is_batch_invariant():
+        # The roundings of steps without adapters.
+        output = add_slots(linear(x, weight, bias, weight_scale), x, *adapters)
+        return silu_and_mul(output) if is_gated else output
+    product, is_late = product_or_addends(x, weight, bias, weight_scale)
     if has_kernels(x.device):
         from models.kernels.products.add_adapters import add_adapters
 

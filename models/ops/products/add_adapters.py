@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from models.batch_invariance import row_wise
 from models.forward_context import slots_of_step
 from models.kernels.gpu import has_kernels
 from models.ops.custom_op import direct_register_custom_op
@@ -61,8 +62,22 @@ def add_slots(
             product, x, adapter_a, adapter_b, part_sizes, slots
         )
         return added
+
+    def add(product: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        return _reference(product, x, adapter_a, adapter_b, part_sizes, slots)
+
+    return row_wise(add, product, x, slots[: len(x)])
+
+
+def _reference(
+    product: torch.Tensor,
+    x: torch.Tensor,
+    adapter_a: torch.Tensor,
+    adapter_b: torch.Tensor,
+    part_sizes: Sequence[int],
+    slots: torch.Tensor,
+) -> torch.Tensor:
     output = product.clone()
-    slots = slots[: len(x)]
     exact = torch.promote_types(x.dtype, torch.float32)
     rank = adapter_b.shape[2]
     for slot in set(slots.tolist()):

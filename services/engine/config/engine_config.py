@@ -171,17 +171,6 @@ class EngineConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _check_adapters(self) -> Self:
-        """Refuses adapters in batch-invariant mode."""
-        num_slots = self.adapters.max_loras
-        if num_slots and self.worker.batch_invariant:
-            raise ValueError(
-                f"--max-loras is {num_slots}: it must be 0 with --batch-invariant, as products of "
-                "adapters depend on the tokens of a step that share one"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_speculation(self) -> Self:
         """Refuses speculation with settings that do not allow it."""
         num_drafts = self.speculation.num_speculative_tokens

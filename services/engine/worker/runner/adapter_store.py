@@ -45,7 +45,7 @@ class AdapterStore:
         """The layers that the adapter in a slot changes."""
         self._of_moving: dict[int, list[LayerAdapter]] = {}
         """Shares of the adapter in a slot whose experts move between ranks. Requests may use them
-        again after the adapter was forgotten, when the same one is read anew."""
+        again after the adapter was forgotten, when the same one is read again."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="read-adapter")
         self._reading: dict[int, Future[Adapter]] = {}
 
@@ -107,15 +107,15 @@ class AdapterStore:
                 share for share in adapter.layers if _moves_experts(share.layer)
             ]
 
-    def follow(self, experts: Experts, places: Collection[int]) -> None:
+    def follow(self, experts: Experts, indices: Collection[int]) -> None:
         """Copies the adapters in slots again, of experts that have moved to this rank.
 
-        places: of these experts in their layer's tensors.
+        indices: of these experts in their layer's tensors.
         """
         for slot, shares in self._of_moving.items():
             for share in shares:
                 if share.layer in experts.rooms:
-                    fill_experts(share, slot, places)
+                    fill_experts(share, slot, indices)
 
     def _finish(self, order_id: int) -> AdapterRead:
         future = self._reading.pop(order_id)

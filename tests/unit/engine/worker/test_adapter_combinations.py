@@ -255,21 +255,21 @@ async def test_running_requests_keep_their_adapters_through_sleep(tmp_path, leve
     assert len(ranks.executors) == 1
 
 
-def random_update(case: AdapterCase, folder: Path) -> None:
-    """Writes weights of the base with another up projection, which merged models get, too."""
+def random_update(case: AdapterCase, folder: Path, name="mlp.up_proj.weight") -> None:
+    """Writes weights of the base with other projections of a name; merged models get them, too."""
     generator = torch.Generator().manual_seed(5)
     tensors = load_file(case.base / "model.safetensors")
     folder.mkdir(parents=True)
     changes = {}
-    for name, tensor in tensors.items():
-        if name.endswith("mlp.up_proj.weight"):
-            changes[name] = 0.2 * torch.randn(tensor.shape, generator=generator)
-            tensors[name] = tensor + changes[name]
+    for each, tensor in tensors.items():
+        if each.endswith(name):
+            changes[each] = 0.2 * torch.randn(tensor.shape, generator=generator)
+            tensors[each] = tensor + changes[each]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for model in case.merged.values():
         with torch.no_grad():
-            for name, change in changes.items():
-                model.get_parameter(name).add_(change)
+            for each, change in changes.items():
+                model.get_parameter(each).add_(change)
 
 
 @pytest.mark.parametrize("running", [Running.FINISH, Running.RECOMPUTE])
@@ -289,6 +289,51 @@ async def test_adapters_stay_when_the_weights_change(tmp_path, running):
 
         await weights.update(Update(version="new", running=running, is_part=False), obtain)
         assert await ranks.generate(PROMPTS, GREEDY, adapters=NAMES) == after
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("qwen3", GRAPHS), ("qwen3_moe", {"data_parallel_size": 2})]
+)
+async def test_log_probabilities_with_adapters_are_those_of_scoring_bit_for_bit(
+    tmp_path, family, options
+):
+    """In batch-invariant mode, under each version of the weights."""
+    has_experts = family == "qwen3_moe"
+    case = AdapterCase(tmp_path, family, with_experts=has_experts)
+    random_update(case, tmp_path / "weights" / "new", name="k_proj.weight")
+    flags = {**case.flags(), "weights_folder": tmp_path / "weights", "batch_invariant": True}
+    scoring = greedy_with(max_tokens=1, prompt_logprobs=0)
+    sampled = greedy_with(max_tokens=NUM_TOKENS, logprobs=0, temperature=1.0)
+    config = ranks_config(case.base, **flags, **options)
+    async with ranks_core(config) as ranks:
+        weights, versions = ranks.core.weights, []
+
+        async def obtain():
+            return weights.folder.find("new")
+
+        async def ended(sinks):
+            for sink in sinks:
+                assert (await sink.wait_for_end()).error is None
+
+        for version in ("", "new"):
+            if version:
+                update = Update(version=version, running=Running.FINISH, is_part=False)
+                await weights.update(update, obtain)
+            made = [ranks.submit(p, sampled, (), n) for p, n in zip(PROMPTS, NAMES, strict=True)]
+            await ended(made)
+            scored = []
+            for prompt, sink, name in zip(PROMPTS, made, NAMES, strict=True):
+                scored.append(ranks.submit([*prompt, *sink.token_ids], scoring, (), name))
+                # Others change no bit.
+                scored.append(ranks.submit([*prompt, *sink.token_ids], scoring, (), "a1"))
+            await ended(scored)
+            for prompt, own, score in zip(PROMPTS, made, scored[::2], strict=True):
+                of_tokens = [e.logprob for each in own.outputs for e in each.logprobs]
+                of_prompt = [e.logprob for each in score.outputs for e in each.prompt_logprobs]
+                assert len(of_tokens) == NUM_TOKENS
+                assert of_prompt[len(prompt) - 1 :] == of_tokens
+            versions.append(of_tokens)
+        assert versions[0] != versions[1]
 
 
 async def test_adapters_join_and_leave_under_load(tmp_path):

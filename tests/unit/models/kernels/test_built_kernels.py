@@ -271,7 +271,7 @@ with absent_gpu():
         | launched_by(quantized("qwen3_moe", **WIDE, **EXPERTS), keep_quantized=True)
         | launched_by(drafting("deepseek_v3", **LATENT, **LONG), num_drafts=2, max_model_len=256)
         | launched_by(made("deepseek_v3", **LATENT, **LONG), **OF_8_BITS)
-        | found_in([packed_products, experts_of_4_bits])
+        | found_in([packed_products, experts_of_4_bits, adapted, adapted_experts])
     )
 errors = check_types(builds.values())
 assert not errors, chr(10).join(errors)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 torch.set_num_threads(1)
 torch.manual_seed(0)
+from models.batch_invariance import use_batch_invariance
 from models.kernels.experts.adapted_experts import apply_adapted
 from models.kernels.experts.fp8.moe_fp8 import apply_fp8
 from models.ops.experts import moe as reference
@@ -60,6 +61,17 @@ for number, (name, experts) in enumerate(formats.items()):
         is_without = adapters.slots[:num_tokens] == 0
         assert torch.equal(none[is_without], output[is_without])
         assert not torch.equal(none[~is_without], output[~is_without]) or bool(is_without.all())
+
+use_batch_invariance(is_on=True)
+hidden = torch.randn(60, gated.down.shape[1])
+weights, ids = reference.route(*make_logits(60, routing), routing)
+experts = replace(gated, adapters=make_expert_adapters(gated, 60))
+together = torch.empty_like(hidden)
+apply_adapted(hidden, weights, ids.int(), experts, together)
+for count in (1, 9):
+    own = torch.empty_like(hidden[:count])
+    apply_adapted(hidden[:count], weights[:count], ids[:count].int(), experts, own)
+    assert torch.equal(own, together[:count])
 """
 
 

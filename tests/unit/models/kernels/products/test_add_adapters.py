@@ -7,6 +7,7 @@ from tests.support.programs import run_interpreted
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
+from models.batch_invariance import use_batch_invariance
 from models.kernels.products.add_adapters import add_adapters
 from models.ops.products.add_adapters import add_slots
 from tests.support.adapter_case import CASES, make_adapter_case
@@ -34,6 +35,22 @@ for number, (num_slots, case) in enumerate(cases):
         assert_rows_close(gated, torch.nn.functional.silu(gate) * up)
     addends = torch.stack([product.float() - 3, torch.full_like(product, 3).float()])
     assert_rows_close(add_adapters(addends, *arguments[1:]), exact)
+
+# The interpreter computes tiles by NumPy: only a GPU can show that they change no bits.
+use_batch_invariance(is_on=True)
+for case in (CASES[1], CASES[4], CASES[6], CASES[8], CASES[9]):
+    product, x, a, b, parts, slots = make_adapter_case(*case, dtype=torch.float32, num_slots=9)
+    product[::2, ::3] = -0.0
+    exact = add_slots(product.double(), x.double(), a.double(), b.double(), parts, slots)
+    together = add_adapters(product, x, a, b, parts, slots)
+    assert_rows_close(together, exact)
+    is_without = slots[: len(x)] == 0
+    bits, without = together.view(torch.int32), product.view(torch.int32)
+    assert torch.equal(bits[is_without], without[is_without])
+    for row in range(0, len(x), 19):
+        own = slice(row, row + 1)
+        alone = add_adapters(product[own], x[own], a, b, parts, slots[own])
+        assert torch.equal(alone.view(torch.int32)[0], bits[row])
 """
 
 
