@@ -278,10 +278,12 @@ class Heartbeat(_message.Message):
     def __init__(self, step_age_ms: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., ready: _Optional[bool] = ..., prefixes: _Optional[_Union[PrefixChanges, _Mapping]] = ..., num_used_blocks: _Optional[int] = ..., adapters: _Optional[_Union[KnownAdapters, _Mapping]] = ..., asleep: _Optional[bool] = ..., num_recent_tokens: _Optional[int] = ..., weights_salt: _Optional[bytes] = ...) -> None: ...
 
 class KnownAdapters(_message.Message):
-    __slots__ = ("adapters",)
+    __slots__ = ("adapters", "num_changes")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHANGES_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[KnownAdapter]
-    def __init__(self, adapters: _Optional[_Iterable[_Union[KnownAdapter, _Mapping]]] = ...) -> None: ...
+    num_changes: int
+    def __init__(self, adapters: _Optional[_Iterable[_Union[KnownAdapter, _Mapping]]] = ..., num_changes: _Optional[int] = ...) -> None: ...
 
 class KnownAdapter(_message.Message):
     __slots__ = ("name", "digest", "is_resident")

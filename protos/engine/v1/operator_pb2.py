@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/engine/v1/operator.proto\x12\x10octavo.engine.v1\"e\n\rWeightsUpdate\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x32\n\x07running\x18\x02 \x01(\x0e\x32!.octavo.engine.v1.RunningRequests\x12\x0f\n\x07is_part\x18\x03 \x01(\x08\"\x8c\x01\n\x14UpdateWeightsRequest\x12/\n\x06update\x18\x01 \x01(\x0b\x32\x1f.octavo.engine.v1.WeightsUpdate\x12\x10\n\x06\x66older\x18\x02 \x01(\tH\x00\x12\x17\n\rshared_memory\x18\x03 \x01(\tH\x00\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x42\x08\n\x06source\"G\n\x15UpdateWeightsResponse\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.WeightsInfo\"\x92\x01\n\x14UploadWeightsRequest\x12\x31\n\x06update\x18\x01 \x01(\x0b\x32\x1f.octavo.engine.v1.WeightsUpdateH\x00\x12/\n\x07tensors\x18\x02 \x01(\x0b\x32\x1c.octavo.engine.v1.TensorListH\x00\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04part\";\n\nTensorList\x12-\n\x07tensors\x18\x01 \x03(\x0b\x32\x1c.octavo.engine.v1.TensorInfo\"H\n\nTensorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"G\n\x15UploadWeightsResponse\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.WeightsInfo\"\x13\n\x11GetWeightsRequest\"D\n\x12GetWeightsResponse\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.WeightsInfo\"v\n\x0bWeightsInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bnum_updates\x18\x02 \x01(\r\x12\x1a\n\x12num_moved_requests\x18\x03 \x01(\r\x12\x10\n\x08pause_ms\x18\x04 \x01(\x02\x12\x13\n\x0bis_updating\x18\x05 \x01(\x08\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"E\n\x13LoadAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15RemoveAdapterResponse\"\x15\n\x13ListAdaptersRequest\"G\n\x14ListAdaptersResponse\x12/\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\"a\n\x0b\x41\x64\x61pterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bis_resident\x18\x05 \x01(\x08\"p\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\x12)\n\x04mode\x18\x02 \x01(\x0e\x32\x1b.octavo.engine.v1.SleepMode\x12\x17\n\ntimeout_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"2\n\rSleepResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\"\r\n\x0bWakeRequest\"1\n\x0cWakeResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01*\x8b\x01\n\x0fRunningRequests\x12 \n\x1cRUNNING_REQUESTS_UNSPECIFIED\x10\x00\x12\x1b\n\x17RUNNING_REQUESTS_FINISH\x10\x01\x12\x1e\n\x1aRUNNING_REQUESTS_RECOMPUTE\x10\x02\x12\x19\n\x15RUNNING_REQUESTS_KEEP\x10\x03*l\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_WAIT\x10\x01\x12\x18\n\x14SLEEP_MODE_RECOMPUTE\x10\x02\x12\x14\n\x10SLEEP_MODE_ABORT\x10\x03\x32\xde\x05\n\x0fOperatorService\x12Z\n\x0bLoadAdapter\x12$.octavo.engine.v1.LoadAdapterRequest\x1a%.octavo.engine.v1.LoadAdapterResponse\x12`\n\rRemoveAdapter\x12&.octavo.engine.v1.RemoveAdapterRequest\x1a\'.octavo.engine.v1.RemoveAdapterResponse\x12]\n\x0cListAdapters\x12%.octavo.engine.v1.ListAdaptersRequest\x1a&.octavo.engine.v1.ListAdaptersResponse\x12H\n\x05Sleep\x12\x1e.octavo.engine.v1.SleepRequest\x1a\x1f.octavo.engine.v1.SleepResponse\x12\x45\n\x04Wake\x12\x1d.octavo.engine.v1.WakeRequest\x1a\x1e.octavo.engine.v1.WakeResponse\x12`\n\rUpdateWeights\x12&.octavo.engine.v1.UpdateWeightsRequest\x1a\'.octavo.engine.v1.UpdateWeightsResponse\x12\x62\n\rUploadWeights\x12&.octavo.engine.v1.UploadWeightsRequest\x1a\'.octavo.engine.v1.UploadWeightsResponse(\x01\x12W\n\nGetWeights\x12#.octavo.engine.v1.GetWeightsRequest\x1a$.octavo.engine.v1.GetWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/engine/v1/operator.proto\x12\x10octavo.engine.v1\"e\n\rWeightsUpdate\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x32\n\x07running\x18\x02 \x01(\x0e\x32!.octavo.engine.v1.RunningRequests\x12\x0f\n\x07is_part\x18\x03 \x01(\x08\"\x8c\x01\n\x14UpdateWeightsRequest\x12/\n\x06update\x18\x01 \x01(\x0b\x32\x1f.octavo.engine.v1.WeightsUpdate\x12\x10\n\x06\x66older\x18\x02 \x01(\tH\x00\x12\x17\n\rshared_memory\x18\x03 \x01(\tH\x00\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x42\x08\n\x06source\"G\n\x15UpdateWeightsResponse\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.WeightsInfo\"\x92\x01\n\x14UploadWeightsRequest\x12\x31\n\x06update\x18\x01 \x01(\x0b\x32\x1f.octavo.engine.v1.WeightsUpdateH\x00\x12/\n\x07tensors\x18\x02 \x01(\x0b\x32\x1c.octavo.engine.v1.TensorListH\x00\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04part\";\n\nTensorList\x12-\n\x07tensors\x18\x01 \x03(\x0b\x32\x1c.octavo.engine.v1.TensorInfo\"H\n\nTensorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"G\n\x15UploadWeightsResponse\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.WeightsInfo\"\x13\n\x11GetWeightsRequest\"D\n\x12GetWeightsResponse\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.WeightsInfo\"v\n\x0bWeightsInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bnum_updates\x18\x02 \x01(\r\x12\x1a\n\x12num_moved_requests\x18\x03 \x01(\r\x12\x10\n\x08pause_ms\x18\x04 \x01(\x02\x12\x13\n\x0bis_updating\x18\x05 \x01(\x08\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"Z\n\x13LoadAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\x12\x13\n\x0bnum_changes\x18\x02 \x01(\x04\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\",\n\x15RemoveAdapterResponse\x12\x13\n\x0bnum_changes\x18\x01 \x01(\x04\"\x15\n\x13ListAdaptersRequest\"G\n\x14ListAdaptersResponse\x12/\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1d.octavo.engine.v1.AdapterInfo\"a\n\x0b\x41\x64\x61pterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bis_resident\x18\x05 \x01(\x08\"p\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\x12)\n\x04mode\x18\x02 \x01(\x0e\x32\x1b.octavo.engine.v1.SleepMode\x12\x17\n\ntimeout_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"2\n\rSleepResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\"\r\n\x0bWakeRequest\"1\n\x0cWakeResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01*\x8b\x01\n\x0fRunningRequests\x12 \n\x1cRUNNING_REQUESTS_UNSPECIFIED\x10\x00\x12\x1b\n\x17RUNNING_REQUESTS_FINISH\x10\x01\x12\x1e\n\x1aRUNNING_REQUESTS_RECOMPUTE\x10\x02\x12\x19\n\x15RUNNING_REQUESTS_KEEP\x10\x03*l\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_WAIT\x10\x01\x12\x18\n\x14SLEEP_MODE_RECOMPUTE\x10\x02\x12\x14\n\x10SLEEP_MODE_ABORT\x10\x03\x32\xde\x05\n\x0fOperatorService\x12Z\n\x0bLoadAdapter\x12$.octavo.engine.v1.LoadAdapterRequest\x1a%.octavo.engine.v1.LoadAdapterResponse\x12`\n\rRemoveAdapter\x12&.octavo.engine.v1.RemoveAdapterRequest\x1a\'.octavo.engine.v1.RemoveAdapterResponse\x12]\n\x0cListAdapters\x12%.octavo.engine.v1.ListAdaptersRequest\x1a&.octavo.engine.v1.ListAdaptersResponse\x12H\n\x05Sleep\x12\x1e.octavo.engine.v1.SleepRequest\x1a\x1f.octavo.engine.v1.SleepResponse\x12\x45\n\x04Wake\x12\x1d.octavo.engine.v1.WakeRequest\x1a\x1e.octavo.engine.v1.WakeResponse\x12`\n\rUpdateWeights\x12&.octavo.engine.v1.UpdateWeightsRequest\x1a\'.octavo.engine.v1.UpdateWeightsResponse\x12\x62\n\rUploadWeights\x12&.octavo.engine.v1.UploadWeightsRequest\x1a\'.octavo.engine.v1.UploadWeightsResponse(\x01\x12W\n\nGetWeights\x12#.octavo.engine.v1.GetWeightsRequest\x1a$.octavo.engine.v1.GetWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.engine.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNNINGREQUESTS']._serialized_start=1552
-  _globals['_RUNNINGREQUESTS']._serialized_end=1691
-  _globals['_SLEEPMODE']._serialized_start=1693
-  _globals['_SLEEPMODE']._serialized_end=1801
+  _globals['_RUNNINGREQUESTS']._serialized_start=1594
+  _globals['_RUNNINGREQUESTS']._serialized_end=1733
+  _globals['_SLEEPMODE']._serialized_start=1735
+  _globals['_SLEEPMODE']._serialized_end=1843
   _globals['_WEIGHTSUPDATE']._serialized_start=53
   _globals['_WEIGHTSUPDATE']._serialized_end=154
   _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=157
@@ -58,25 +58,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADADAPTERREQUEST']._serialized_start=940
   _globals['_LOADADAPTERREQUEST']._serialized_end=988
   _globals['_LOADADAPTERRESPONSE']._serialized_start=990
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=1059
-  _globals['_REMOVEADAPTERREQUEST']._serialized_start=1061
-  _globals['_REMOVEADAPTERREQUEST']._serialized_end=1097
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=1099
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=1122
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=1124
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=1145
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1147
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1218
-  _globals['_ADAPTERINFO']._serialized_start=1220
-  _globals['_ADAPTERINFO']._serialized_end=1317
-  _globals['_SLEEPREQUEST']._serialized_start=1319
-  _globals['_SLEEPREQUEST']._serialized_end=1431
-  _globals['_SLEEPRESPONSE']._serialized_start=1433
-  _globals['_SLEEPRESPONSE']._serialized_end=1483
-  _globals['_WAKEREQUEST']._serialized_start=1485
-  _globals['_WAKEREQUEST']._serialized_end=1498
-  _globals['_WAKERESPONSE']._serialized_start=1500
-  _globals['_WAKERESPONSE']._serialized_end=1549
-  _globals['_OPERATORSERVICE']._serialized_start=1804
-  _globals['_OPERATORSERVICE']._serialized_end=2538
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1080
+  _globals['_REMOVEADAPTERREQUEST']._serialized_start=1082
+  _globals['_REMOVEADAPTERREQUEST']._serialized_end=1118
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=1120
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=1164
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=1166
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=1187
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1189
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1260
+  _globals['_ADAPTERINFO']._serialized_start=1262
+  _globals['_ADAPTERINFO']._serialized_end=1359
+  _globals['_SLEEPREQUEST']._serialized_start=1361
+  _globals['_SLEEPREQUEST']._serialized_end=1473
+  _globals['_SLEEPRESPONSE']._serialized_start=1475
+  _globals['_SLEEPRESPONSE']._serialized_end=1525
+  _globals['_WAKEREQUEST']._serialized_start=1527
+  _globals['_WAKEREQUEST']._serialized_end=1540
+  _globals['_WAKERESPONSE']._serialized_start=1542
+  _globals['_WAKERESPONSE']._serialized_end=1591
+  _globals['_OPERATORSERVICE']._serialized_start=1846
+  _globals['_OPERATORSERVICE']._serialized_end=2580
 # @@protoc_insertion_point(module_scope)

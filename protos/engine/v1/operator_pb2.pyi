@@ -124,10 +124,12 @@ class LoadAdapterRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class LoadAdapterResponse(_message.Message):
-    __slots__ = ("adapter",)
+    __slots__ = ("adapter", "num_changes")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHANGES_FIELD_NUMBER: _ClassVar[int]
     adapter: AdapterInfo
-    def __init__(self, adapter: _Optional[_Union[AdapterInfo, _Mapping]] = ...) -> None: ...
+    num_changes: int
+    def __init__(self, adapter: _Optional[_Union[AdapterInfo, _Mapping]] = ..., num_changes: _Optional[int] = ...) -> None: ...
 
 class RemoveAdapterRequest(_message.Message):
     __slots__ = ("name",)
@@ -136,8 +138,10 @@ class RemoveAdapterRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class RemoveAdapterResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_changes",)
+    NUM_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    num_changes: int
+    def __init__(self, num_changes: _Optional[int] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
     __slots__ = ()

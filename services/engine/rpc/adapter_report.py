@@ -19,10 +19,11 @@ class AdapterReport:
             return None
         self._reported = state
         return KnownAdapters(
+            num_changes=self._core.adapters.version,
             adapters=[
                 KnownAdapter(
                     name=each.name, digest=each.digest, is_resident=each.digest in resident
                 )
                 for each in self._core.adapters.all
-            ]
+            ],
         )

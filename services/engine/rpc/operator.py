@@ -43,8 +43,11 @@ class OperatorServicer(OperatorServiceServicer):
         del context
         self._check()
         check_known(request)
-        adapter = await self._core.adapters.load(request.name, request.path)
-        return operator_pb2.LoadAdapterResponse(adapter=self._info(adapter))
+        adapters = self._core.adapters
+        adapter = await adapters.load(request.name, request.path)
+        return operator_pb2.LoadAdapterResponse(
+            adapter=self._info(adapter), num_changes=adapters.version
+        )
 
     async def RemoveAdapter(  # noqa: N802  the protocol's name
         self, request: operator_pb2.RemoveAdapterRequest, context: grpc.aio.ServicerContext
@@ -54,7 +57,7 @@ class OperatorServicer(OperatorServiceServicer):
         self._check()
         check_known(request)
         self._core.adapters.remove(request.name)
-        return operator_pb2.RemoveAdapterResponse()
+        return operator_pb2.RemoveAdapterResponse(num_changes=self._core.adapters.version)
 
     async def ListAdapters(  # noqa: N802  the protocol's name
         self, request: operator_pb2.ListAdaptersRequest, context: grpc.aio.ServicerContext

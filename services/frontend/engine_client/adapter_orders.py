@@ -10,6 +10,7 @@ from protos.common.v1.failure_pb2 import Failure
 from protos.engine.v1.engine_pb2 import KnownAdapter
 from protos.engine.v1.operator_pb2 import LoadAdapterRequest, RemoveAdapterRequest
 from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
+from services.frontend.engine_client.engine_view import AdapterChange
 from services.frontend.engine_client.messages import error_of
 from services.frontend.errors import (
     EngineUnavailableError,
@@ -31,7 +32,7 @@ class AdapterOrders:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = OperatorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
 
-    async def load(self, name: str, path: str) -> KnownAdapter:
+    async def load(self, name: str, path: str) -> AdapterChange:
         """Has the engine load an adapter.
 
         Raises:
@@ -41,18 +42,20 @@ class AdapterOrders:
         answer = await answer_of(
             lambda: self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S), unserved=_UNSERVED
         )
-        return KnownAdapter(name=name, digest=bytes.fromhex(answer.adapter.digest))
+        adapter = KnownAdapter(name=name, digest=bytes.fromhex(answer.adapter.digest))
+        return AdapterChange(name, adapter, answer.num_changes)
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str) -> AdapterChange:
         """Has the engine remove an adapter.
 
         Raises:
             FrontendError, EngineFaultError: it does not, with its reason.
         """
         request = RemoveAdapterRequest(name=name)
-        await answer_of(
+        answer = await answer_of(
             lambda: self._stub.RemoveAdapter(request, timeout=REMOVE_TIMEOUT_S), unserved=_UNSERVED
         )
+        return AdapterChange(name, None, answer.num_changes)
 
 
 async def answer_of(call: Callable[[], Awaitable[Any]], *, unserved: str) -> Any:

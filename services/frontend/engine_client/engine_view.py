@@ -1,6 +1,7 @@
 """The load and the cached prefixes of one engine."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from protos.engine.v1.engine_pb2 import Heartbeat, KnownAdapter
 from services.frontend.engine_client.prefix_keys import read_keys
@@ -11,6 +12,18 @@ STALLED_STEP_MS = 2000
 """An engine with a longer step gets a request only if no other engine can."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterChange:
+    """An adapter that an engine has loaded, or None after it was removed.
+
+    num_changes: of the engine's adapters, with this one.
+    """
+
+    name: str
+    adapter: KnownAdapter | None
+    num_changes: int
+
+
 class EngineView:
     """The state in the engine's last heartbeat, corrected by the requests sent since."""
 
@@ -18,6 +31,8 @@ class EngineView:
         self.heartbeat = Heartbeat()
         self.adapters: dict[str, KnownAdapter] = {}
         """Adapters of the engine, by name."""
+        self._num_changes = 0
+        """Changes of adapters that are part of that."""
         self._known: set[int] = set()
         self._expected: set[int] = set()
         self._expected_before: set[int] = set()
@@ -66,14 +81,27 @@ class EngineView:
         self.num_sent_blocks = self.num_sent_requests = 0
         # A heartbeat may miss a request sent just before it; the next one includes it.
         self._expected_before, self._expected = self._expected, set()
-        if heartbeat.HasField("adapters"):
-            self.adapters = {each.name: each for each in heartbeat.adapters.adapters}
+        known = heartbeat.adapters
+        # One that was on its way during an operator's change says nothing of that.
+        if heartbeat.HasField("adapters") and known.num_changes >= self._num_changes:
+            self.adapters = {each.name: each for each in known.adapters}
+            self._num_changes = known.num_changes
         changes = heartbeat.prefixes
         if changes.reset:
             self._known.clear()
         self._known.difference_update(read_keys(changes.removed))
         if len(self._known) < MAX_KNOWN_PREFIXES:
             self._known.update(read_keys(changes.added))
+
+    def note(self, change: AdapterChange) -> None:
+        """Notes the answer to an operator's change before a heartbeat includes it."""
+        if change.num_changes <= self._num_changes:
+            return
+        self._num_changes = change.num_changes
+        if change.adapter is None:
+            self.adapters.pop(change.name, None)
+        else:
+            self.adapters[change.name] = change.adapter
 
     def has_adapter(self, name: str, digest: bytes) -> bool:
         """Whether the engine has an adapter of this name and content."""

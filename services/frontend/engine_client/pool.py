@@ -208,9 +208,9 @@ class EnginePool:
         loaded: list[EngineClient] = []
         try:
             for engine, orders in self._of_model(model, name):
-                adapter = await orders.load(name, path)
+                change = await orders.load(name, path)
                 loaded.append(engine)
-                engine.view.adapters[name] = adapter
+                engine.view.note(change)
         except BaseException:
             for engine in loaded:
                 await _take_back(engine, name)
@@ -231,13 +231,11 @@ class EnginePool:
         failures = []
         for engine, orders in having:
             try:
-                await orders.remove(name)
+                engine.view.note(await orders.remove(name))
             except UnknownModelError:
-                pass  # it was removed meanwhile
+                engine.view.adapters.pop(name, None)  # it was removed meanwhile
             except (FrontendError, EngineFaultError) as error:
                 failures.append(error)
-                continue
-            engine.view.adapters.pop(name, None)
         if failures:
             raise failures[0]
 
@@ -342,7 +340,6 @@ async def _take_back(engine: EngineClient, name: str) -> None:
     """Has an engine remove an adapter that another one refused."""
     try:
         if engine.adapter_orders is not None:
-            await engine.adapter_orders.remove(name)
-        engine.view.adapters.pop(name, None)
+            engine.view.note(await engine.adapter_orders.remove(name))
     except (FrontendError, EngineFaultError) as error:
         log.warning("adapter_not_taken_back", name=name, error=str(error))

@@ -2,8 +2,12 @@
 
 import numpy as np
 
-from protos.engine.v1.engine_pb2 import Heartbeat, PrefixChanges
-from services.frontend.engine_client.engine_view import STALLED_STEP_MS, EngineView
+from protos.engine.v1.engine_pb2 import Heartbeat, KnownAdapter, PrefixChanges
+from services.frontend.engine_client.engine_view import (
+    STALLED_STEP_MS,
+    AdapterChange,
+    EngineView,
+)
 
 
 def beat(*, added=(), removed=(), reset=False, **fields: int) -> Heartbeat:
@@ -76,3 +80,23 @@ def test_an_engine_that_does_not_say_what_it_computed_is_not_an_idle_one():
     assert view.num_recent_tokens is None
     view.take(beat(num_recent_tokens=0))
     assert view.num_recent_tokens == 0
+
+
+def test_a_list_of_adapters_from_before_an_operators_change_is_not_taken():
+    def listing(num_changes, *names):
+        known = {"num_changes": num_changes, "adapters": [{"name": each} for each in names]}
+        return Heartbeat(adapters=known)
+
+    view = EngineView()
+    view.take(listing(1, "a"))
+    view.note(AdapterChange("b", KnownAdapter(name="b"), 3))
+    view.take(listing(2, "a", "c"))
+    assert set(view.adapters) == {"a", "b"}
+    view.take(listing(3, "a", "b", "c"))
+    assert set(view.adapters) == {"a", "b", "c"}
+    view.note(AdapterChange("c", None, 4))
+    view.take(listing(3, "a", "b", "c"))
+    assert set(view.adapters) == {"a", "b"}
+    view.take(listing(5, "a"))
+    view.note(AdapterChange("b", KnownAdapter(name="b"), 3))
+    assert set(view.adapters) == {"a"}
