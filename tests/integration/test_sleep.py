@@ -116,7 +116,8 @@ def test_http_calls_put_all_engines_to_sleep_for_operators_alone(served: Served)
     for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
         assert served.call(method, path, USER).status_code == 403
         assert served.call(method, path, "octavo-nobody-0123456789abcdef").status_code == 401
-    assert served.call("POST", "/sleep?level=3").status_code == 400
+    for query in ("/sleep?level=3", "/sleep?tags=weights", "/wake_up?tags=weights"):
+        assert served.call("POST", query).status_code == 400
     for query in ("", "?level=2&mode=abort"):
         assert served.call("GET", "/is_sleeping").json() == {"is_sleeping": False}
         assert served.call("POST", f"/sleep{query}").status_code == 200

@@ -4,17 +4,20 @@ import asyncio
 import json
 import os
 
+import httpx
+
 from services.client.client import OctavoClient
 from services.client.requests import Options, Sampling
 from tests.support.forked_program import run_octavo
-from tests.support.processes import stack
+from tests.support.processes import free_port, stack
 
 NUM_REQUESTS = 6
 
 
 async def test_requests_that_waited_and_were_preempted_say_so():
     engine = {"num_kv_blocks": 14, "max_num_seqs": 3, "enable_prefix_caching": False}
-    async with stack(engine=engine) as services:
+    port = free_port()
+    async with stack(engine=engine, frontend={"http_port": port}) as services:
         address = services.frontend.address
         sampling = Sampling(temperature=0, max_tokens=80, ignore_eos=True)
         async with OctavoClient(address) as client:
@@ -26,6 +29,9 @@ async def test_requests_that_waited_and_were_preempted_say_so():
                     for n in range(NUM_REQUESTS)
                 )
             )
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1") as http:
+                body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 2}
+                over_http = (await http.post("/completions", json=body, timeout=60)).json()["id"]
         environment = os.environ | {"OCTAVO_FRONTEND": address}
 
         def why(*arguments: str) -> str:
@@ -49,6 +55,7 @@ async def test_requests_that_waited_and_were_preempted_say_so():
         assert any(story["engines"][0]["story"].get("num_preemptions") for story in told.values())
         assert "decode in" in why("r0")
         assert "decode in" in why("r0", "--engine", services.engine.address)
+        assert "HttpCompletion" in why(over_http)
         unknown = run_octavo("why", "never", environment=environment, given="")
         assert unknown.returncode == 1
         assert "no live request of yours has this id" in unknown.stderr

@@ -19,8 +19,6 @@ from services.client.console import TerminalConsole, echo
 from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, checked
 
-_HTTP_PREFIXES = ("chatcmpl-", "cmpl-")
-"""Come before a request's id in answers over HTTP."""
 _STAGES = {
     "PREPARED": "its grammar was compiled",
     "QUEUED": "waited until earlier requests had started",
@@ -71,7 +69,6 @@ def why(
 
     - `octavo why 5f0c1e0b --engine 127.0.0.1:50051`
     """
-    request_id = own_id(request_id)
     if engine is None:
         story = asyncio.run(_ask(frontend, access, request_id, timeout_s))
     else:
@@ -84,13 +81,6 @@ def why(
     for where, seconds, what in rows(story):
         table.add_row(where, "" if seconds is None else f"{seconds:.3f}", Text(what))
     TerminalConsole().print(table)
-
-
-def own_id(request_id: str) -> str:
-    """Returns a request's id without the prefix that answers over HTTP add."""
-    for prefix in _HTTP_PREFIXES:
-        request_id = request_id.removeprefix(prefix)
-    return request_id
 
 
 def rows(story: ExplainRequestResponse) -> Iterator[Row]:

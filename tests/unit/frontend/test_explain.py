@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
-from services.client.commands.why import own_id, rows
+from services.client.commands.why import rows
 from services.frontend.access.key_file import digest_of
 from services.frontend.pipeline.recent_requests import RecentRequests, RequestStory
 from tests.support.fake_engine import FakeEngine, says
@@ -163,10 +163,6 @@ def test_the_oldest_request_is_forgotten():
         recent.add(request_id, RequestStory(method=request_id, start_s=0.0))
     assert recent.find("b") is None
     assert recent.find("a") is not None
-
-
-def test_ids_of_answers_over_http_are_known():
-    assert own_id("chatcmpl-ab") == own_id("cmpl-ab") == own_id("ab") == "ab"
 
 
 def test_every_line_is_told():

@@ -39,6 +39,7 @@ class SleepEndpoints:
     async def sleep(self, request: Request) -> Response:
         """Answers once the engines' memory is free; `level` is 1 or 2, by default 1."""
         self._pipeline.gate.check_is_operator()
+        _check_no_tags(request)
         level = _one_of(request, "level", "1", ("1", "2"))
         mode = _one_of(request, "mode", "wait", tuple(_MODES))
         await sleep_all(self._pipeline.engine.engines, int(level), _MODES[mode])
@@ -47,8 +48,7 @@ class SleepEndpoints:
     async def wake_up(self, request: Request) -> Response:
         """Answers once the engines take requests."""
         self._pipeline.gate.check_is_operator()
-        if "tags" in request.query_params:
-            raise InvalidRequestError("weights and cache wake together", field="tags")
+        _check_no_tags(request)
         await wake_all(self._pipeline.engine.engines)
         return Response()
 
@@ -60,6 +60,11 @@ class SleepEndpoints:
             "is_sleeping": await are_asleep(self._pipeline.engine.engines),
         }
         return JSONResponse(answer)
+
+
+def _check_no_tags(request: Request) -> None:
+    if "tags" in request.query_params:
+        raise InvalidRequestError("weights and cache sleep and wake together", field="tags")
 
 
 def _one_of(request: Request, name: str, default: str, values: Sequence[str]) -> str:
