@@ -46,11 +46,8 @@ def check_entries(folder: Path, root: Path, *, field: str, refusal: str) -> None
         NotPermittedError: there is such a link.
         InvalidRequestError: the folder cannot be read, or has a link to itself.
     """
-    try:
+    with _followed(field):
         entries = [folder, *(folder.iterdir() if folder.is_dir() else ())]
-    except OSError as error:
-        text = f"the folder cannot be read: {error.strerror}"
-        raise InvalidRequestError(text, field=field) from None
     if not all(_resolved(each, field).is_relative_to(root) for each in entries):
         raise NotPermittedError(refusal, field=field)
 
@@ -64,5 +61,8 @@ def _resolved(path: Path, field: str) -> Path:
 def _followed(field: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, RuntimeError):  # RuntimeError: of links to themselves, before Python 3.13
-        raise InvalidRequestError("the path cannot be followed", field=field) from None
+    except RuntimeError:  # of links to themselves, before Python 3.13
+        raise InvalidRequestError("the path has a link to itself", field=field) from None
+    except OSError as error:
+        text = f"the folder cannot be read: {error.strerror}"
+        raise InvalidRequestError(text, field=field) from None
