@@ -58,6 +58,11 @@ class ImagePlan:
         self._num_step_vectors = 0
         self._new.clear()
 
+    @property
+    def are_awaited(self) -> bool:
+        """Whether requests wait for a later step, as the one being planned encodes their images."""
+        return self._most_short is not None and bool(self._new)
+
     def bound(self, request: Request, start: int, q_len: int, most: int) -> int:
         """Returns how many of a request's next tokens can be computed; keeps their images.
 

@@ -268,12 +268,10 @@ class Scheduler:
             return None
         self._tiers.begin_step()
         recovery.make_way_for_suspect()
-        budget = recovery.budget.tokens
-        most = most_tokens(budget, self._limits, holdings)
+        most = most_tokens(budget := recovery.budget.tokens, self._limits, holdings)
         holdings.images.begin_step(most_short=most if most < budget else None)
         if num_next_drafts is None:
-            drafts = self._drafts
-            num_next_drafts = 0 if drafts is None else drafts.choose(holdings.running)
+            num_next_drafts = 0 if self._drafts is None else self._drafts.choose(holdings.running)
         step = PlannedStep(
             most,
             holdings.row_needs,
@@ -287,6 +285,8 @@ class Scheduler:
         if num_preemptions == self.counts.num_preemptions:
             is_in_flight = self._last_result_id != self._last_step_id
             self._admission.admit(step, step_id=self.next_step_id, is_in_flight=is_in_flight)
+        if step.is_empty and holdings.images.are_awaited:
+            return self.schedule(num_next_drafts=num_next_drafts)  # there is nothing beside them
         if step.is_empty:
             return self.idle_step() if self._tiers.has_copies else None
         self._last_step_id += 1

@@ -5,11 +5,13 @@ import random
 import pytest
 
 from services.engine.batch import read_int32
+from services.engine.request import RequestStatus
 from services.engine.scheduler.encoder_cache import EncoderCache
 from tests.support.fake_images import IMAGE_TOKEN, image_at, meant
-from tests.support.fake_worker import expected_output
+from tests.support.fake_worker import VOCAB_SIZE, expected_output
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig, q_lens
+from tests.support.token_masks import ManualConstraint
 
 
 def prompt_of(*parts):
@@ -211,11 +213,32 @@ def test_an_image_is_encoded_although_no_request_computes_anything_beside_it():
         rig.send()
     request = ask([], (1, 17), [4])
     rig.add(request)
-    assert rig.scheduler.schedule() is None
     step = rig.send()
     assert (shown(step), q_lens(step)) == ([1], [18])
     rig.run()
     check(request)
+
+
+def test_an_image_does_not_wait_for_the_mask_of_another_request():
+    """No result is due, so nothing would have the scheduler plan the next step."""
+    rig = image_rig(max_num_mixed_tokens=40)
+    waiting, running = make_request(3), ask([5] * 20, (1, 17), [4])
+    waiting.constraint = ManualConstraint(
+        lambda _: range(500), vocab_size=VOCAB_SIZE, is_instant=False
+    )
+    rig.add(waiting)
+    rig.step()
+    assert waiting.awaits_mask
+    rig.add(running)
+    steps = [rig.step() for _ in range(2)]
+    assert [each.request for outputs in steps for each in outputs] == [running]
+    later = ask([], (2, 17), [4], max_tokens=1)
+    while running.status is RequestStatus.RUNNING:
+        rig.step()
+    rig.add(later)
+    rig.step()
+    for each in (running, later):
+        check(each)
 
 
 def test_a_request_waits_for_pages_that_another_one_needs():
