@@ -282,6 +282,11 @@ class Holdings:
         if not keeps_cache:
             self.images.forget()
 
+    def let_go(self) -> None:
+        """Forgets ended requests of the last step; no request runs."""
+        self._prompts.clear()
+        self.decodes.next([])
+
     def end(self, request: Request) -> None:
         """Ends a running or waiting request; `drop_ended` removes it from the running list."""
         was_running = request.status is RequestStatus.RUNNING

@@ -100,6 +100,7 @@ class Recovery:
         """Preempts all running requests and forgets the content of all blocks."""
         while self._holdings.running:
             self._holdings.preempt_last()
+        self._holdings.let_go()  # the next step may be hours away
         self._holdings.cache.forget_all()
 
     def make_way_for_suspect(self) -> None:

@@ -1,5 +1,8 @@
 """Columns of decodes: steps and outputs are those of requests that are planned one by one."""
 
+import gc
+import weakref
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +67,23 @@ def test_a_row_with_another_request_is_not_taken_for_the_one_before():
     assert sorted(zip(rows(step), lengths(step), strict=True)) == sorted(
         [(second.row, 5), (third.row, 10)]
     )
+
+
+def test_requests_that_ended_before_the_cache_was_lost_are_not_kept():
+    """An engine may sleep for hours before it plans another step."""
+    decode, prompt = make_request(2, max_tokens=30), make_request(30)
+    rig = Rig(max_num_batched_tokens=8, max_num_mixed_tokens=4)
+    rig.add(decode)
+    rig.step()
+    rig.add(prompt)
+    rig.step()
+    for request in (decode, prompt):
+        rig.scheduler.abort(request)
+    rig.scheduler.drop_cache()
+    kept = [weakref.ref(request.sink) for request in (decode, prompt)]
+    del decode, prompt, request
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
 
 
 def test_one_faulty_token_ends_its_request_alone():
