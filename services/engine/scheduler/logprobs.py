@@ -1,6 +1,6 @@
 """Adds log-probabilities of tokens and prompts to the outputs of requests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from services.engine.batch import StepResult, read_float32, read_int32
@@ -17,11 +17,15 @@ def attach_logprobs(
         counts = read_int32(result.num_accepted_tokens) + 1
         starts = accumulate(counts.tolist(), initial=0)
     first = dict(zip(step.requests, starts, strict=False))
+    asking: list[RequestOutput] = []
+    wanted: list[tuple[Sequence[int], int]] = []
     for output in outputs:
         if (num_top := output.request.sampling.logprobs) is not None:
             start = first[output.request]
-            positions = range(start, start + len(output.token_ids))
-            output.logprobs = read_logprobs(result, positions, num_top)
+            asking.append(output)
+            wanted.append((range(start, start + len(output.token_ids)), num_top))
+    for output, entries in zip(asking, read_logprobs(result, wanted), strict=True):
+        output.logprobs = entries
 
 
 def attach_prompt_logprobs(
@@ -47,27 +51,28 @@ def attach_prompt_logprobs(
 
 
 def read_logprobs(
-    result: StepResult, positions: Sequence[int], num_top: int
-) -> list[PositionLogprobs]:
-    """Returns the log-probabilities of sampled tokens.
+    result: StepResult, wanted: Iterable[tuple[Sequence[int], int]]
+) -> Iterator[list[PositionLogprobs]]:
+    """Yields the log-probabilities of sampled tokens by request.
 
     Args:
         result: a result with logprobs.
-        positions: of the tokens among all that were sampled.
-        num_top: most likely tokens wanted for each.
+        wanted: for each request its tokens' positions among all that were sampled, and the most
+            likely ones that it asked for.
     """
-    chosen = read_float32(result.logprobs)
+    chosen = read_float32(result.logprobs).tolist()
     shape = (len(chosen), result.num_top_logprobs)
     top_ids = read_int32(result.top_token_ids).reshape(shape)
     top_logprobs = read_float32(result.top_logprobs).reshape(shape)
-    return [
-        PositionLogprobs(
-            logprob=float(chosen[i]),
-            top_token_ids=tuple(top_ids[i, :num_top].tolist()),
-            top_logprobs=tuple(top_logprobs[i, :num_top].tolist()),
-        )
-        for i in positions
-    ]
+    for positions, num_top in wanted:
+        yield [
+            PositionLogprobs(
+                logprob=chosen[i],
+                top_token_ids=tuple(top_ids[i, :num_top].tolist()),
+                top_logprobs=tuple(top_logprobs[i, :num_top].tolist()),
+            )
+            for i in positions
+        ]
 
 
 def read_prompt_logprobs(

@@ -124,17 +124,18 @@ def test_each_request_gets_as_many_log_probabilities_as_it_wanted():
         top_token_ids=[[4, 1], [5, 2], [6, 3]],
         top_logprobs=[[-1, -4], [-2, -5], [-3, -6]],
     )
-    assert read_logprobs(result, range(1), 0) == [PositionLogprobs(-1.0, (), ())]
-    assert read_logprobs(result, range(1, 3), 2) == [
-        PositionLogprobs(-2.0, (5, 2), (-2.0, -5.0)),
-        PositionLogprobs(-3.0, (6, 3), (-3.0, -6.0)),
+    assert list(read_logprobs(result, [(range(1), 0), (range(1, 3), 2)])) == [
+        [PositionLogprobs(-1.0, (), ())],
+        [
+            PositionLogprobs(-2.0, (5, 2), (-2.0, -5.0)),
+            PositionLogprobs(-3.0, (6, 3), (-3.0, -6.0)),
+        ],
     ]
 
 
 def test_log_probabilities_of_chosen_tokens_alone_need_no_top_columns():
-    assert read_logprobs(step_result(1, [4], logprobs=[-1]), range(1), 0) == [
-        PositionLogprobs(-1.0, (), ())
-    ]
+    result = step_result(1, [4], logprobs=[-1])
+    assert list(read_logprobs(result, [(range(1), 0)])) == [[PositionLogprobs(-1.0, (), ())]]
 
 
 def test_a_redacted_step_names_no_token_and_leaves_the_original_alone():
