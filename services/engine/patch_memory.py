@@ -4,6 +4,7 @@ A step names the place of an image's patches instead of carrying them: a message
 some fifteen times between the service and a worker, once for each rank.
 """
 
+import fcntl
 import mmap
 import os
 import weakref
@@ -12,12 +13,14 @@ from typing import Self
 
 WARM_BYTES = 2**26
 """The first bytes, whose pages stay when their images are gone: new ones must be zeroed first."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class PatchMemory:
     """A file in memory without a name; the lowest free part of it is taken first.
 
-    Only the service takes and frees parts; workers read.
+    Only the service takes and frees parts; workers read, and cannot change its size. Images that
+    a collection of garbage finds are freed by any thread, in the middle of `put` too.
     """
 
     def __init__(self, fd: int) -> None:
@@ -26,14 +29,15 @@ class PatchMemory:
         weakref.finalize(self, os.close, fd)
         self.num_bytes = os.fstat(fd).st_size
         self._pages = mmap.mmap(fd, self.num_bytes)
-        self._taken: list[tuple[int, int]] = []
-        """Begin and end of each place, in order."""
+        self._ends: dict[int, int] = {}
+        """Of each place that is taken, by its begin."""
 
     @classmethod
     def create(cls, num_bytes: int) -> Self:
         """Makes memory of which only pages that were written take room; num_bytes is positive."""
-        fd = os.memfd_create("octavo-patches")
+        fd = os.memfd_create("octavo-patches", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, num_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return cls(fd)
 
     @property
@@ -44,16 +48,15 @@ class PatchMemory:
     def put(self, parts: Sequence[bytes]) -> int | None:
         """Writes parts one after the other; returns where they begin, None if there is no room."""
         num_bytes = sum(map(len, parts))
-        begin, index = 0, 0
-        for index, (taken, end) in enumerate(self._taken):  # noqa: B007  it is where to insert
+        begin = 0
+        # Of a copy, which stays as it is while others are freed.
+        for taken, end in sorted(self._ends.copy().items()):
             if begin + num_bytes <= taken:
                 break
             begin = _rounded(end)
-        else:
-            index = len(self._taken)
         if not num_bytes or begin + num_bytes > self.num_bytes:
             return None
-        self._taken.insert(index, (begin, begin + num_bytes))
+        self._ends[begin] = begin + num_bytes
         position = begin
         for part in parts:
             self._pages[position : position + len(part)] = part
@@ -62,11 +65,10 @@ class PatchMemory:
 
     def free(self, begin: int) -> None:
         """Frees a place, which no step in flight may name."""
-        index = next(number for number, place in enumerate(self._taken) if place[0] == begin)
-        _, end = self._taken.pop(index)
-        first = max(begin, WARM_BYTES)
+        end, first = self._ends[begin], max(begin, WARM_BYTES)
         if first < end:
             self._pages.madvise(mmap.MADV_REMOVE, first, _rounded(end) - first)
+        del self._ends[begin]  # last, as a thread may take it at once
 
     def read(self, begin: int, num_bytes: int) -> memoryview:
         """Returns what a place holds, without a copy.

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from protos.engine.v1.engine_pb2 import DropImages, ImagePart
 from services.engine.errors import InvalidRequestError
@@ -12,6 +13,16 @@ DIGEST_BYTES = 32
 MAX_PART_BYTES = 2**18
 MAX_GRID = 8
 """Most numbers in a grid."""
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """A number of bytes, which images lower when they are gone."""
+
+    count: int = 0
+
+    def free(self, num_bytes: int) -> None:
+        self.count -= num_bytes
 
 
 class SessionImages:
@@ -37,7 +48,8 @@ class SessionImages:
         self._max_bytes = max_bytes
         self._check = check
         self._memory = memory
-        self._num_held_bytes = self._num_bytes = 0
+        self._num_held_bytes = 0
+        self._all = _Bytes()  # apart, as what an image calls when it is gone lives until then
         self._parts: dict[bytes, list[bytes]] = {}
         self._images: dict[bytes, EncoderImage] = {}
 
@@ -59,12 +71,12 @@ class SessionImages:
             )
         if digest in self._images:
             raise InvalidRequestError("image_part is of an image that the session holds")
-        held, total = (each + len(part.patches) for each in (self._num_held_bytes, self._num_bytes))
+        held, total = (each + len(part.patches) for each in (self._num_held_bytes, self._all.count))
         if held > self._max_bytes or total > 2 * self._max_bytes:
             raise InvalidRequestError(
                 f"the session's images have more than {self._max_bytes} bytes"
             )
-        self._num_held_bytes, self._num_bytes = held, total
+        self._num_held_bytes, self._all.count = held, total
         parts = self._parts.setdefault(digest, [])
         parts.append(part.patches)
         if not part.grid:
@@ -75,7 +87,7 @@ class SessionImages:
         image = EncoderImage.joined(
             parts, digest=digest, grid=tuple(part.grid), memory=self._memory
         )
-        weakref.finalize(image, self._free, len(image.patches))
+        weakref.finalize(image, self._all.free, len(image.patches))
         self._check(image)
         self._images[digest] = image
 
@@ -88,10 +100,7 @@ class SessionImages:
                 continue
             num_bytes = sum(map(len, self._parts.pop(digest, ())))
             self._num_held_bytes -= num_bytes
-            self._free(num_bytes)
-
-    def _free(self, num_bytes: int) -> None:
-        self._num_bytes -= num_bytes
+            self._all.free(num_bytes)
 
     def find(self, digest: bytes) -> EncoderImage:
         """Returns an image.

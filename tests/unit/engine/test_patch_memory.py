@@ -3,6 +3,10 @@
 import gc
 import mmap
 import os
+import queue
+import random
+import sys
+import threading
 
 import pytest
 
@@ -56,6 +60,43 @@ def test_memory_beyond_what_stays_warm_goes_back_to_the_system():
     assert os.fstat(memory.fd).st_blocks * 512 >= WARM_BYTES + 9 * PAGE
     del image
     assert os.fstat(memory.fd).st_blocks * 512 <= WARM_BYTES
+
+
+def test_images_that_another_thread_frees_leave_no_place_to_two():
+    """Collections of garbage end images in any thread."""
+    memory, freed = PatchMemory.create(9000 * PAGE), queue.SimpleQueue()
+
+    def free_all():
+        while (begin := freed.get()) is not None:
+            memory.free(begin)
+
+    draw, interval = random.Random(0), sys.getswitchinterval()
+    thread = threading.Thread(target=free_all)
+    thread.start()
+    try:
+        sys.setswitchinterval(1e-6)
+        taken = {}
+        for _ in range(3000):
+            size = draw.choice([1, 2, 3])
+            begin = memory.put([b"x" * size * PAGE])
+            assert begin is not None
+            pages = set(range(begin // PAGE, begin // PAGE + size))
+            assert pages.isdisjoint(page for each in taken.values() for page in each)
+            taken[begin] = pages
+            if len(taken) > 30:
+                oldest = draw.choice(list(taken))
+                del taken[oldest]
+                freed.put(oldest)
+    finally:
+        sys.setswitchinterval(interval)
+        freed.put(None)
+        thread.join()
+
+
+def test_workers_cannot_change_the_size_of_memory(memory):
+    for size in (0, 16 * PAGE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fd, size)
 
 
 @pytest.mark.parametrize("place", [(-1, 1), (8 * PAGE, 1), (0, 8 * PAGE + 1)])

@@ -1,5 +1,7 @@
 """Images come in parts, are held within a limit, and belong to tokens of prompts."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +50,13 @@ def test_parts_become_an_image_even_between_parts_of_others():
     images.add(part(b"", (1, 2), OTHER))
     assert (images.find(DIGEST).patches, images.find(DIGEST).grid) == (b"1234", (2, 2))
     assert (images.find(OTHER).patches, images.find(OTHER).grid) == (b"ab", (1, 2))
+
+
+def test_images_end_with_their_session():
+    images = held(DIGEST)
+    image, images = weakref.ref(images.find(DIGEST)), None
+    gc.collect()
+    assert image() is None
 
 
 def test_dropped_images_make_room_and_are_forgotten():
