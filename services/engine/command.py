@@ -4,18 +4,18 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import uvloop
 
 from services.engine.capture_sizes.choice import with_planned_sizes
 from services.engine.checkpoint.draft_folder import check_draft_folder
+from services.engine.checkpoint.fitting_requests import with_fitting_requests
 from services.engine.checkpoint.hub_model import with_local_model
 from services.engine.checkpoint.model_files import ModelFolderError
 from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.checkpoint.table_memory import check_table_memory
 from services.engine.config.engine_config import EngineConfig
 from services.engine.config.flags import VARIABLE_PREFIX, read_command_line
-from services.engine.model_fit import check_model_fit
 from services.hub.names import HubError
 from services.processes.grpc_variables import set_grpc_variables
 from services.processes.private_folder import ExposedFolderError, temporary_folder
@@ -28,6 +28,7 @@ from services.telemetry.logging import configure_logging
 DIFFERENT = 1
 USAGE_ERROR = 2
 
+_Config = TypeVar("_Config", bound=EngineConfig)
 _Command = Callable[[Sequence[str]], int]
 
 
@@ -66,7 +67,7 @@ def _serve(arguments: Sequence[str]) -> int:
     )
     warn_of_unknown_variables(VARIABLE_PREFIX, config.flags())
     config = with_local_model(config)
-    model = _open_model(config)
+    config, model = _open_model(config)
     if model.image_input is None:
         config = config.with_flags(language_model_only=True)
     config = with_planned_sizes(config)
@@ -93,7 +94,7 @@ def _explain_cache(arguments: Sequence[str]) -> int:
     config = read_command_line(EngineConfig, arguments)
     configure_logging(service="cache", level="warning", log_format=config.observability.log_format)
     config = with_local_model(config, has_weights=False)
-    model = _open_model(config)
+    config, model = _open_model(config)
     from services.engine.compilation.cache.cache_key import compute_factors, trace_factors
     from services.engine.compilation.cache.explain import explain
     from services.engine.worker.start.device import choose_device
@@ -121,7 +122,7 @@ def _replay(arguments: Sequence[str]) -> int:
         log_format=config.observability.log_format,
     )
     config = with_local_model(config)
-    _open_model(config)
+    config, _ = _open_model(config)
     from services.engine.replay.command import replay
     from services.engine.replay.recording import ReplayError
     from services.engine.worker.environment import code_variables, mps_variable
@@ -150,7 +151,7 @@ def _run_node(arguments: Sequence[str]) -> int:
     return run_node(list(arguments))
 
 
-def _open_model(config: EngineConfig) -> ModelFolder:
+def _open_model(config: _Config) -> tuple[_Config, ModelFolder]:
     model = ModelFolder.open(
         config.checkpoint.model,
         name=config.checkpoint.model_name,
@@ -168,9 +169,4 @@ def _open_model(config: EngineConfig) -> ModelFolder:
                 "transformers"
             )
         check_draft_folder(config.speculation.draft_model, model, config.checkpoint.model)
-    try:
-        check_model_fit(config, model.config)
-    except ValueError as error:
-        raise ModelFolderError(str(error)) from error
-    check_table_memory(config, model.config)
-    return model
+    return with_fitting_requests(config, model.config), model
