@@ -56,15 +56,20 @@ class HelperLink:
         """
         memory = MessageMemory.create(memory_bytes) if memory_bytes else None
         fds = () if memory is None else (memory.fd,)
-        process = await asyncio.create_subprocess_exec(
-            *child_command(module, [str(fd) for fd in fds]),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,  # what it would write there may hold prompts
-            env=environment,
-            pass_fds=fds,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the service alone
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *child_command(module, [str(fd) for fd in fds]),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,  # what it would write there may hold prompts
+                env=environment,
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the service alone
+            )
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
         return cls(process, memory)
 
     @property
@@ -104,7 +109,9 @@ class HelperLink:
         return b"", content.decode(errors="replace")
 
     async def kill(self) -> None:
-        """Ends the process. May be called again."""
+        """Ends the process, and gives its memory back. May be called again."""
+        if self._memory is not None:
+            self._memory.close()  # an error's frames may keep this until garbage is collected
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         stdin, stdout = self._process.stdin, self._process.stdout

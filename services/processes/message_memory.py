@@ -24,7 +24,7 @@ class MessageMemory:
     def __init__(self, fd: int) -> None:
         """Maps memory that the service has created, and owns its descriptor."""
         self.fd = fd
-        weakref.finalize(self, os.close, fd)
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self._num_bytes = os.fstat(fd).st_size
         self._pages = mmap.mmap(fd, self._num_bytes)
 
@@ -54,3 +54,8 @@ class MessageMemory:
             rest = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE - _WARM_BYTES
             self._pages.madvise(mmap.MADV_REMOVE, _WARM_BYTES, rest)
         return content
+
+    def close(self) -> None:
+        """Gives the memory back; nothing takes or reads messages any more."""
+        self._close_fd()
+        self._pages.close()

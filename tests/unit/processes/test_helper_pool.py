@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -263,3 +264,35 @@ async def test_a_helper_cannot_change_the_size_of_memory():
     async with running(memory_bytes=2**17) as pool:
         assert await ask(pool, b"shrink") == b"refused"
         assert await ask(pool, b"echo " + b"x" * 2**16) == b"x" * 2**16
+
+
+def num_memories() -> int:
+    """Returns how many parts of helpers' memory this process has, in any form."""
+    mapped = Path("/proc/self/maps").read_text().count("octavo-messages")
+    opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return mapped + sum("octavo-messages" in each for each in opened)
+
+
+async def test_the_memory_of_a_process_ends_with_it(monkeypatch):
+    """Collections of garbage are rare, and a hostile file can end a process every second."""
+    gc.collect()
+    before = num_memories()
+    gc.disable()
+    try:
+        async with running(memory_bytes=2**17) as pool:
+            for _ in range(3):
+                with pytest.raises(HelperBrokenError):
+                    await ask(pool, b"claim 5")
+            assert num_memories() == before
+            assert await ask(pool, b"echo x") == b"x"
+
+        async def no_process(*_, **__):
+            raise OSError
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+        async with running(memory_bytes=2**17) as pool:
+            with pytest.raises(HelperUnavailableError):
+                await ask(pool, b"echo x")
+        assert num_memories() == before
+    finally:
+        gc.enable()
