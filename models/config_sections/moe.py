@@ -20,6 +20,9 @@ _WITHOUT_GROUPS = ("Mistral4ForCausalLM", "MistralLarge3ForCausalLM")
 _CLAMPING_ALONE = (*FAMILIES_WITH_COMPRESSION, "HYV4ForCausalLM")
 """Families that clamp gate and up, and change nothing else of a silu's gate."""
 
+_CLAMPING_ALL = (*FAMILIES_WITH_COMPRESSION, *FAMILIES_WITH_CHOSEN_BLOCKS)
+"""Families whose dense and shared layers have the gate of experts."""
+
 _WITH_CORRECTION = ("sigmoid", "sqrtsoftplus")
 
 TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
@@ -61,6 +64,8 @@ class MoeConfig:
     """Clamps gate and up; then the gate is gate * sigmoid(alpha * gate), and 1 is added to up."""
     adds_one: bool = True
     """Whether 1 is added to a clamped up."""
+    clamps_all: bool = False
+    """Whether dense and shared layers have the gate of clamped experts, too."""
 
 
 def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
@@ -122,6 +127,7 @@ def read_moe(fields: Fields, num_hidden_layers: int) -> MoeConfig | None:
         swiglu_alpha=1.0 if clamps_alone else fields.number("swiglu_alpha", 1.702),
         swiglu_limit=fields.number("swiglu_limit") if fields.has("swiglu_limit") else None,
         adds_one=not clamps_alone,
+        clamps_all=fields.architecture() in _CLAMPING_ALL and fields.has("swiglu_limit"),
     )
 
 

@@ -18,6 +18,7 @@ _FAMILIES_WITH_PARTS = (
     "MiMoV2FlashForCausalLM",
     "MiniMaxForCausalLM",
     "MiniMaxM2ForCausalLM",
+    "MiniMaxM3VLForCausalLM",
     "Phi3ForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",

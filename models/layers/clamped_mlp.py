@@ -1,4 +1,4 @@
-"""Dense feed-forward layers of families whose experts clamp gate and up."""
+"""Dense feed-forward layers of families in which they clamp gate and up as experts do."""
 
 import torch
 
@@ -49,10 +49,10 @@ class ClampedMLP(GatedMLP):
 def dense_mlp(
     config: ModelConfig, group: ParallelGroup, intermediate_size: int, *, is_reduced: bool = True
 ) -> GatedMLP:
-    """Returns a dense layer of a model, clamped if its experts are.
+    """Returns a dense or shared layer of a model, clamped as its experts where the family's are.
 
     Without `is_reduced`, each rank gets a part whose sum over the ranks is the output.
     """
-    is_clamped = config.moe is not None and config.moe.swiglu_limit is not None
+    is_clamped = config.moe is not None and config.moe.clamps_all
     make = ClampedMLP if is_clamped else GatedMLP
     return make(config, group, intermediate_size=intermediate_size, is_reduced=is_reduced)

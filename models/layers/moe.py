@@ -145,7 +145,7 @@ class FusedMoE(nn.Module):
         shared = self.shared_experts
         has_one = self._group.size == 1 and not self._gathers
         # The fused operator has one input for both, and one gate.
-        differs = self._moe.scales_input or self._moe.swiglu_limit is not None
+        differs = self._moe.scales_input or self._moe.clamps_all
         if shared is None or differs or shared.has_packed_weights or not has_one:
             return ()
         return {"multi_stream"}
