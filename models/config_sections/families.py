@@ -127,7 +127,7 @@ FAMILIES_WITH_COMPRESSION = ("DeepseekV4ForCausalLM",)
 """Families whose layers attend to recent keys and to compressed ones."""
 
 FAMILIES_WITH_LOCAL_DRAFTS = ("DeepseekV4ForCausalLM", "MiMoV2FlashForCausalLM")
-"""Families whose draft layers have a window."""
+"""Families whose draft layers have a window and read the output of the model's last layer."""
 
 FAMILIES_WITH_CHOSEN_BLOCKS = ("MiniMaxM3VLForCausalLM",)
 """Families with layers whose queries attend to the blocks of keys that an index chooses."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from models.config import ModelConfig
+from models.config_sections.families import FAMILIES_WITH_LOCAL_DRAFTS
 from models.eagle3_config import Eagle3Config, is_eagle3
 from services.engine.compilation.cache.key_fields import (
     CODE_VARIABLES,
@@ -116,7 +117,9 @@ def _sources() -> list[Path]:
 
 
 def _aux_layers(config: EngineConfig, model: ModelConfig) -> tuple[int, ...]:
-    """Returns the layers whose outputs an EAGLE-3 head reads; empty without a head."""
+    """Returns the layers whose outputs an EAGLE-3 head or draft layers read, if any."""
+    if config.speculation.num_layer_drafts and model.architecture in FAMILIES_WITH_LOCAL_DRAFTS:
+        return (model.num_hidden_layers - 1,)
     folder = config.speculation.draft_model
     if folder is None or not is_eagle3(folder):
         return ()

@@ -91,6 +91,20 @@ def test_the_layers_that_a_head_reads_change_the_key(tmp_path):
     assert "draft_model" in key_fields.IRRELEVANT_FLAGS
 
 
+@pytest.mark.parametrize("variant", ["mimo_v2", "deepseek_v4", "qwen3_next"])
+def test_drafts_change_the_key_where_they_read_the_last_layer(tmp_path, variant):
+    write_checkpoint(tmp_path, variant)
+
+    def factors(**flags):
+        config = EngineConfig.from_flags(compilation_level=3, model=tmp_path, **flags)
+        return factors_of(config)
+
+    reads = variant != "qwen3_next"
+    plain, drafting = factors(), factors(num_speculative_tokens=2)
+    assert (plain.key != drafting.key) == reads
+    assert factors(num_speculative_tokens=2, speculative_method="ngram") == plain
+
+
 def test_sizes_that_are_still_to_be_planned_are_as_good_as_none(factors):
     auto = EngineConfig.from_flags(compilation_level=3, cudagraph_capture_sizes="auto")
     assert factors_of(auto) == factors
