@@ -1,7 +1,7 @@
 """One call of a foreign protocol for vectors, with one request for each prompt."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -42,7 +42,7 @@ class PooledCall(OutputSink):
 
     def put(self, output: RequestOutput) -> None:
         """Takes a request's only output."""
-        _, future = self._live[output.request.handle]
+        _, future = self._live.pop(output.request.handle)
         if not future.done():
             future.set_result(output)
 
@@ -52,53 +52,54 @@ class PooledCall(OutputSink):
     def abort(self) -> None:
         """Ends the requests early."""
         self._is_aborted = True
-        for request, _ in self._live.values():
+        for request, _ in list(self._live.values()):
             self._core.abort(request)
 
-    async def run(self, prompts: Iterable[Submit]) -> Sequence[PooledPrompt]:
+    async def run(self, prompts: Callable[[], Iterable[Submit]]) -> Sequence[PooledPrompt]:
         """Returns the vectors of prompts, in order.
 
         Args:
-            prompts: without handle, time limit and traceparent, which come from the call. Reading
-                one may refuse the call.
+            prompts: returns them, without handle, time limit and traceparent, which come from the
+                call. They are read twice, as all may take much more memory than the call's message:
+                first to refuse the call before any runs, then as there is room for each.
 
         Raises:
             EngineError: the call was refused or aborted, or a request failed.
         """
         try:
             self._core.check_ready()
-            requests = self._read(prompts)
+            count = 0
+            for count, each in enumerate(prompts(), start=1):
+                self._read(count - 1, each)
+                await asyncio.sleep(0)  # outputs of others go out meanwhile
         except EngineError as error:
             count_rejection(self._core.counters, error)
             raise
         results: dict[int, PooledPrompt] = {}
-        remaining = iter(requests)
+        remaining = enumerate(prompts())
 
         async def work() -> None:
-            for request in remaining:
-                results[request.handle] = await self._vector(request)
+            for number, each in remaining:
+                results[number] = await self._vector(self._read(number, each))
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(MAX_IN_FLIGHT, len(requests))):
+                for _ in range(min(MAX_IN_FLIGHT, count)):
                     tasks.create_task(work())
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
             self.abort()
-        return [results[request.handle] for request in requests]
+        return [results[each] for each in range(count)]
 
-    def _read(self, prompts: Iterable[Submit]) -> list[Request]:
+    def _read(self, number: int, submit: Submit) -> Request:
+        """Returns the request of a prompt, or refuses it."""
         timeout_s = self.context.time_remaining()
-        traceparent = read_traceparent(self.context.invocation_metadata())
-        requests = []
-        for index, submit in enumerate(prompts):
-            submit.handle, submit.traceparent, submit.pool = index, traceparent, True
-            if timeout_s is not None:
-                submit.timeout_ms = max(0, int(timeout_s * 1000))
-            images = self._reader.session_images()
-            requests.append(self._reader.from_submit(submit, self, images))
-        return requests
+        submit.handle, submit.pool = number, True
+        submit.traceparent = read_traceparent(self.context.invocation_metadata())
+        if timeout_s is not None:
+            submit.timeout_ms = max(0, int(timeout_s * 1000))
+        return self._reader.from_submit(submit, self, self._reader.session_images())
 
     async def _vector(self, request: Request) -> PooledPrompt:
         """Submits one request and waits for its vector."""

@@ -98,7 +98,9 @@ class EmbedMessage:
                 f"dimensions is {options.dimensions}; the model's vectors have {size}"
             )
         _check_ids("item_id", [each.item_id for each in message.inputs])
-        prompts = [_tokens_of(each) for each in message.inputs]
+        for each in message.inputs:
+            _tokens_of(each)
+        prompts = map(_packed, message.inputs)
         yield from _submits(message.context, prompts, priority_of(self._call))
 
     def response(self, pooled: Sequence[PooledPrompt]) -> EmbedResponse:
@@ -164,7 +166,9 @@ class ScoreMessage:
             raise UnsupportedError("instruction is not served: it is part of the query's tokens")
         _check_ids("group_id", [each.group_id for each in message.groups])
         _check_count(sum(len(each.candidates) for each in message.groups))
-        prompts = [prompt for group in message.groups for prompt in _pairs_of(group)]
+        for group in message.groups:
+            _check_group(group)
+        prompts = (pair for group in message.groups for pair in _pairs_of(group))
         yield from _submits(message.context, prompts, priority_of(self._call))
 
     def response(self, pooled: Sequence[PooledPrompt]) -> ScoreResponse:
@@ -271,6 +275,10 @@ def _check_count(count: int) -> None:
 def _check_ids(name: str, ids: Sequence[str]) -> None:
     """Refuses no entries, too many, and entries that answers could not name."""
     _check_count(len(ids))
+    _check_names(name, ids)
+
+
+def _check_names(name: str, ids: Sequence[str]) -> None:
     for each in ids:
         check_name(each, name, MAX_REQUEST_ID_LENGTH)
     if "" in ids or len(set(ids)) < len(ids):
@@ -283,22 +291,33 @@ def _tokens_of(given: TaskInput) -> Sequence[int]:
     return given.token_ids.ids
 
 
-def _pairs_of(group: ScoreGroup) -> Iterator[Sequence[int]]:
-    _check_ids("item_id of a group", [each.item_id for each in (group.query, *group.candidates)])
+def _check_group(group: ScoreGroup) -> None:
+    items = [group.query, *group.candidates]
     _check_count(len(group.candidates))
-    query = _tokens_of(group.query)
+    _check_names("item_id of a group", [each.item_id for each in items])
+    for each in items:
+        _tokens_of(each)
+
+
+def _pairs_of(group: ScoreGroup) -> Iterator[bytes]:
+    query = _packed(group.query)
     for each in group.candidates:
-        yield [*query, *_tokens_of(each)]
+        yield query + _packed(each)
+
+
+def _packed(given: TaskInput) -> bytes:
+    """Returns an input's tokens as a Submit has them."""
+    return np.array(_tokens_of(given), "<u4").tobytes()
 
 
 def _submits(
-    context: TaskRequestContext, prompts: Iterable[Sequence[int]], priority: int
+    context: TaskRequestContext, prompts: Iterable[bytes], priority: int
 ) -> Iterator[Submit]:
     request_id = context.request_id or uuid.uuid4().hex
-    for index, token_ids in enumerate(prompts):
+    for index, packed in enumerate(prompts):
         yield Submit(
             request_id=request_id if index == 0 else f"{request_id}#{index}",
-            prompt_token_ids=np.array(token_ids, "<u4").tobytes(),
+            prompt_token_ids=packed,
             priority=priority,
             adapter=context.lora_name,
         )

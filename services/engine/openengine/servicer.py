@@ -229,7 +229,7 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
             raise
         call = PooledCall(self._core, self._reader, context)
         with self._calls.live(message.context.request_id, call):
-            return message.response(await call.run(message.prompts()))
+            return message.response(await call.run(message.prompts))
 
     def _check_model(self, name: str) -> None:
         if name not in ("", self._model.name, model_source(self._config)):

@@ -7,6 +7,7 @@ UNIMPLEMENTED; nor is SubscribeKvEvents without --kv-events, which the gateway u
 import datetime
 import json
 from dataclasses import asdict
+from functools import partial
 
 import grpc
 from google.protobuf import message_factory
@@ -82,7 +83,7 @@ class VllmServicer:
         """Returns the vector of a prompt, or its score."""
         call = PooledCall(self._core, self._reader, context)
         with self._calls.live(request.request_id, call):
-            [pooled] = await call.run(prompts_of(request))
+            [pooled] = await call.run(partial(prompts_of, request))
         return response_of(pooled)
 
     async def Abort(  # noqa: N802  the protocol's name

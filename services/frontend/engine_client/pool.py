@@ -132,14 +132,11 @@ class EnginePool:
 
     def adapters(self, model: str) -> set[str]:
         """Returns the names of the adapters that engines of a model have."""
-        return {
-            name for each in self.usable if each.model_name == model for name in each.view.adapters
-        }
+        return {name for each in self._knowing(model) for name in each.view.adapters}
 
     def adapter_digest(self, name: str, model: str) -> bytes | None:
         """Returns the digest of an adapter that an engine of a model has; None if none has it."""
-        engines = (each for each in self.usable if each.model_name == model)
-        known = (each.view.adapters.get(name) for each in engines)
+        known = (each.view.adapters.get(name) for each in self._knowing(model))
         return next((each.digest for each in known if each is not None), None)
 
     def send(
@@ -185,6 +182,14 @@ class EnginePool:
         abort = choice.engine.submit(request, sink)
         choice.engine.view.expect(choice.keys, num_blocks=choice.num_missing_blocks)
         return choice.engine, abort
+
+    def _knowing(self, model: str) -> list[EngineClient]:
+        """Returns the engines that say which adapters a model has.
+
+        Those that sleep or drain do if no other one takes requests.
+        """
+        engines = [each for each in self._engines.values() if each.model_name == model]
+        return [each for each in engines if self._may_get(each)] or engines
 
     def _may_get(self, engine: EngineClient) -> bool:
         """Whether an engine may get requests; one that shares a card refuses them while asleep."""

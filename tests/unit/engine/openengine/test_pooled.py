@@ -1,6 +1,8 @@
 """Vectors and scores over OpenEngine's protocol, around a fake worker."""
 
 import asyncio
+import gc
+import tracemalloc
 from contextlib import asynccontextmanager
 
 import grpc
@@ -19,6 +21,7 @@ from protos.openengine.v1.openengine_pb2 import (
 from protos.openengine.v1.openengine_pb2_grpc import ControlStub, InferenceStub
 from services.engine.edge.pooled_call import MAX_IN_FLIGHT
 from services.engine.openengine.pooled import MAX_PROMPTS
+from services.engine.request import Request
 from tests.support.engine_harness import engine_config, model_folder, running_service
 from tests.support.fake_worker import expected_vector
 from tests.support.waiting import until
@@ -193,3 +196,27 @@ async def test_a_call_is_aborted_whole_and_one_that_leaves_ends_its_requests():
     assert duplicate.code() is grpc.StatusCode.ALREADY_EXISTS
     assert aborted.code() is grpc.StatusCode.UNAVAILABLE
     assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_call_holds_the_pairs_alone_that_run():
+    many = score(group([7] * 200, *([1 + number % 90] for number in range(MAX_PROMPTS))))
+    async with orchestrated(SCORE, num_steps=0) as (service, inference, _):
+        call = inference.Score(many)
+        await until(lambda: len(service.core.requests) == MAX_IN_FLIGHT)
+        held = sum(isinstance(each, Request) for each in gc.get_objects())
+        call.cancel()
+        await until(lambda: not service.core.requests)
+    assert held < 2 * MAX_IN_FLIGHT
+
+
+async def test_a_query_that_is_too_long_is_refused_before_its_pairs_are_made():
+    many = score(group([7] * 2**17, *([1] for _ in range(500))))
+    async with orchestrated(SCORE) as (_, inference, _):
+        tracemalloc.start()
+        try:
+            refusal = await refusal_of(inference.Score(many))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert "the limit is 256" in refusal.details()
+    assert most < 2**26
