@@ -16,7 +16,7 @@ STALLED_STEP_MS = 2000
 class AdapterChange:
     """An adapter that an engine has loaded, or None after it was removed.
 
-    num_changes: of the engine's adapters, with this one.
+    num_changes: of the engine's adapters, with this one; 0 of an engine that does not count them.
     """
 
     name: str
@@ -31,8 +31,10 @@ class EngineView:
         self.heartbeat = Heartbeat()
         self.adapters: dict[str, KnownAdapter] = {}
         """Adapters of the engine, by name."""
-        self._num_changes = 0
-        """Changes of adapters that are part of that."""
+        self._num_listed = 0
+        """Changes of adapters that were part of the last list."""
+        self._noted: dict[str, AdapterChange] = {}
+        """Later changes, by name."""
         self._known: set[int] = set()
         self._expected: set[int] = set()
         self._expected_before: set[int] = set()
@@ -82,10 +84,14 @@ class EngineView:
         # A heartbeat may miss a request sent just before it; the next one includes it.
         self._expected_before, self._expected = self._expected, set()
         known = heartbeat.adapters
-        # One that was on its way during an operator's change says nothing of that.
-        if heartbeat.HasField("adapters") and known.num_changes >= self._num_changes:
+        if heartbeat.HasField("adapters"):
             self.adapters = {each.name: each for each in known.adapters}
-            self._num_changes = known.num_changes
+            self._num_listed = known.num_changes
+            # One that was on its way during an operator's change says nothing of that.
+            noted, self._noted = self._noted, {}
+            for change in noted.values():
+                if change.num_changes > known.num_changes:
+                    self.note(change)
         changes = heartbeat.prefixes
         if changes.reset:
             self._known.clear()
@@ -95,9 +101,11 @@ class EngineView:
 
     def note(self, change: AdapterChange) -> None:
         """Notes the answer to an operator's change before a heartbeat includes it."""
-        if change.num_changes <= self._num_changes:
+        earlier = self._noted.get(change.name)
+        known = self._num_listed if earlier is None else earlier.num_changes
+        if 0 < change.num_changes <= known:
             return
-        self._num_changes = change.num_changes
+        self._noted[change.name] = change
         if change.adapter is None:
             self.adapters.pop(change.name, None)
         else:

@@ -91,7 +91,7 @@ def test_a_list_of_adapters_from_before_an_operators_change_is_not_taken():
     view.take(listing(1, "a"))
     view.note(AdapterChange("b", KnownAdapter(name="b"), 3))
     view.take(listing(2, "a", "c"))
-    assert set(view.adapters) == {"a", "b"}
+    assert set(view.adapters) == {"a", "b", "c"}
     view.take(listing(3, "a", "b", "c"))
     assert set(view.adapters) == {"a", "b", "c"}
     view.note(AdapterChange("c", None, 4))
@@ -100,3 +100,23 @@ def test_a_list_of_adapters_from_before_an_operators_change_is_not_taken():
     view.take(listing(5, "a"))
     view.note(AdapterChange("b", KnownAdapter(name="b"), 3))
     assert set(view.adapters) == {"a"}
+
+
+def test_answers_to_operators_may_come_in_any_order():
+    view = EngineView()
+    view.note(AdapterChange("b", KnownAdapter(name="b"), 2))
+    view.note(AdapterChange("a", KnownAdapter(name="a"), 1))
+    assert set(view.adapters) == {"a", "b"}
+    view.note(AdapterChange("c", None, 4))
+    view.note(AdapterChange("c", KnownAdapter(name="c"), 3))
+    assert set(view.adapters) == {"a", "b"}
+
+
+def test_the_answers_of_engines_that_count_no_changes_hold_until_the_next_list():
+    view = EngineView()
+    view.note(AdapterChange("a", KnownAdapter(name="a"), 0))
+    view.note(AdapterChange("b", KnownAdapter(name="b"), 0))
+    view.note(AdapterChange("b", None, 0))
+    assert set(view.adapters) == {"a"}
+    view.take(Heartbeat(adapters={"adapters": [{"name": "c"}]}))
+    assert set(view.adapters) == {"c"}

@@ -6,8 +6,10 @@ import contextlib
 import grpc
 import pytest
 
+from protos.engine.v1.engine_pb2 import KnownAdapter
 from protos.frontend.v1 import frontend_pb2 as pb
 from services.frontend.engine_client.addresses import AddressBook
+from services.frontend.engine_client.engine_view import AdapterChange
 from services.frontend.engine_client.messages import EngineRequest, SamplingParams, pack_uint32
 from services.frontend.engine_client.pool import EnginePool, PoolLimits
 from services.frontend.engine_client.token_stream import TokenStream
@@ -255,3 +257,23 @@ async def test_a_callers_seed_is_kept(cluster):
         sampling = SamplingParams(seed=0, temperature=1)
         await collect(pool, models, sampling=sampling)
         assert cluster[0].submits[0].sampling == sampling
+
+
+async def test_an_adapter_is_known_while_its_engine_takes_no_requests():
+    engine = FakeEngine()
+    async with engine, frontend_stack(engine) as stack:
+        pool = stack.server.engine
+        change = AdapterChange("sql", KnownAdapter(name="sql", digest=b"d"), 1)
+        pool.engines[0].view.note(change)
+        engine.drain()
+        await until(lambda: not pool.is_ready)
+        codes = []
+        for name in ("sql", "other"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(
+                    aiter(
+                        stack.stub.Generate(pb.GenerateRequest(text="one", options={"model": name}))
+                    )
+                )
+            codes.append(caught.value.code())
+    assert codes == [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND]
