@@ -314,7 +314,7 @@ class EngineCore:
 
     def _open(self, steps: StepLoop) -> None:
         """Takes requests from now on."""
-        self._survivors.hand_over(steps.scheduler)
+        self._survivors.hand_over(steps)
         self._is_open = True
         self.sleep.use_worker(steps)
         self._on_readiness(self.is_ready)

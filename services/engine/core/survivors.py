@@ -16,6 +16,7 @@ from dataclasses import replace
 import structlog
 
 from services.engine.core.live_requests import LiveRequests
+from services.engine.core.step_loop import StepLoop
 from services.engine.errors import (
     EngineError,
     EngineUnavailableError,
@@ -24,7 +25,6 @@ from services.engine.errors import (
 )
 from services.engine.request import Request, RequestOutput
 from services.engine.request_times import Stage
-from services.engine.scheduler.data_parallel import AnyScheduler
 from services.engine.scheduler.recovery import lose_worker
 from services.engine.scheduler.step_outputs import StepOutputs
 
@@ -104,18 +104,19 @@ class Survivors:
         loop = asyncio.get_running_loop()
         self._giving_up = loop.call_later(max(0.0, self._give_up_s - now_s), self._give_up)
 
-    def hand_over(self, scheduler: AnyScheduler) -> None:
-        """Gives all live requests to the next worker's scheduler."""
+    def hand_over(self, steps: StepLoop) -> None:
+        """Gives all live requests to the next worker's scheduler, whose loop may run already."""
         if self._giving_up is not None:
             self._giving_up.cancel()
         refused: list[RequestOutput] = []
         for request in self._live.all():
             try:
-                scheduler.resume(request)
+                steps.scheduler.resume(request)
             except InvalidRequestError as error:
                 # This scheduler never had the request, so it cannot abort it.
                 refused.append(RequestOutput(request, [], error=EngineUnavailableError(str(error))))
         self._live.publish(StepOutputs(others=refused))
+        steps.wake()
 
     def _judge(self, request: Request, *, was_killed: bool, is_alone: bool) -> None:
         """Ends a request of the last steps, or makes it a suspect."""

@@ -159,6 +159,19 @@ async def test_adapters_outlive_a_worker(tmp_path):
     assert tokens == [case.expected(PROMPTS[0], "a1"), case.expected(PROMPTS[1], "a0")]
 
 
+async def test_requests_go_on_once_the_next_worker_has_read_the_adapters(tmp_path):
+    case, num_tokens = AdapterCase(tmp_path, "qwen3"), 24
+    names = ["a1", "", "a0"]
+    async with ranks_core(ranks_config(case.base, **case.flags())) as ranks:
+        greedy = greedy_with(max_tokens=num_tokens)
+        sinks = [ranks.submit(p, greedy, (), n) for p, n in zip(PROMPTS, names, strict=False)]
+        await sinks[0].wait_for(lambda each: len(each.token_ids) > 2)
+        os.kill(ranks.executors[-1].pid, signal.SIGKILL)
+        for sink, prompt, name in zip(sinks, PROMPTS, names, strict=False):
+            assert (await sink.wait_for_end()).error is None
+            assert sink.token_ids == case.expected(prompt, name, num_tokens)
+
+
 async def test_an_engine_does_not_start_with_a_bad_adapter(tmp_path):
     case = AdapterCase(tmp_path, "qwen3")
     (tmp_path / "adapters" / "a1" / "adapter_model.safetensors").write_bytes(b"\x08" + b"\0" * 20)
