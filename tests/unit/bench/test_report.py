@@ -88,10 +88,12 @@ def test_graph_use_counts_what_happened_since():
             graph_tokens=tokens,
             padded_tokens=padded,
             num_preemptions=0,
+            busy_us=1000 * (graph + eager),
         )
 
     since = use(40, 10, 400, 100).since(use(10, 10, 100, 70))
     assert since["hit_rate"] == 1.0
     assert since["padding"] == 0.1
     assert since["dispatch"] == {"graph": 30}
+    assert since["busy_s"] == 0.03
     assert use(1, 1, 5, 0).since(use(1, 1, 5, 0))["hit_rate"] is None
