@@ -186,7 +186,7 @@ class EnginePool:
     def _knowing(self, model: str) -> list[EngineClient]:
         """Returns the engines that say which adapters a model has.
 
-        Those that sleep or drain do if no other one takes requests.
+        Engines that sleep or drain do if no other one takes requests.
         """
         engines = [each for each in self._engines.values() if each.model_name == model]
         return [each for each in engines if self._may_get(each)] or engines
