@@ -174,13 +174,15 @@ async def test_no_task_or_block_is_left_of_a_session_that_ends_in_the_middle(mon
     async with tiny_service() as service:
         await until(lambda: service.core.is_ready)
         frontend = await Frontend(service.stub).open()
-        await frontend.submit(1, sampling={"structured_output": StructuredOutput(regex="a+")})
+        endless = {"structured_output": StructuredOutput(regex="a{1000}")}
+        await frontend.submit(1, sampling=endless, max_tokens=200)
         await frontend.read_until(lambda f: 1 in f.tokens)
         hostile = StructuredOutput(json_schema=HOSTILE)
         await frontend.submit(2, sampling={"structured_output": hostile})
         frontend.call.cancel()
         await until(lambda: service.core.load().num_running == 0)
         assert service.core.load().num_free_blocks == 255
+        assert service.core.counters.finished["aborted"] == 1
         pass_time(monkeypatch, 30)  # the compilation goes on to its limit
 
 

@@ -253,6 +253,7 @@ async def test_grammars_without_a_waiting_caller_leave_the_queue(monkeypatch):
             await asyncio.sleep(0)
             caller.cancel()
             await asyncio.wait({caller})
+            assert caller.cancelled()
         assert len(compiler._known) == 1
         pass_time(monkeypatch, 90)  # a compilation that has begun goes on to its limit
 
