@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,9 @@ from pathlib import Path
 
 from services.processes.helper_frames import ANSWER_HEADER, AnswerKind
 from services.processes.helper_program import Refusal, limit_resources, run_helper
+
+ANSWERS = os.fstat(1)
+"""Standard output, before `run_helper` gives its number away."""
 
 
 def open_odd(opening: bytes) -> Callable[[bytes], bytes]:
@@ -66,15 +68,13 @@ def _claim(length: str) -> str:
 
 
 def answers_fd() -> int:
-    """Returns the pipe that answers go to: what is open besides standard streams and memory."""
-    known = {0, 1, 2, int(sys.argv[1])}
-    open_fds = {int(each.name) for each in Path("/proc/self/fd").iterdir()}
-    return next(fd for fd in open_fds - known if is_pipe(fd))
+    """Returns the pipe that answers go to; the event loop may leave others open."""
+    return next(fd for fd in range(3, os.sysconf("SC_OPEN_MAX")) if is_open_as(fd, ANSWERS))
 
 
-def is_pipe(fd: int) -> bool:
+def is_open_as(fd: int, pipe: os.stat_result) -> bool:
     try:
-        return stat.S_ISFIFO(os.fstat(fd).st_mode) or stat.S_ISSOCK(os.fstat(fd).st_mode)
+        return os.path.samestat(os.fstat(fd), pipe)
     except OSError:
         return False
 
