@@ -6,7 +6,7 @@ from models.config_sections.fields import Fields
 
 _GLM_5, _HY_4 = "GlmMoeDsaForCausalLM", "HYV4ForCausalLM"
 _NORM_EPS = 1e-6
-"""Of norms in latent attention and of the index's keys, whatever config.json sets for others."""
+"""Epsilon of norms in latent attention and of index keys, whatever config.json sets for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

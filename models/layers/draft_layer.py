@@ -3,6 +3,7 @@
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2.
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -30,7 +31,7 @@ class SharedHead(nn.Module):
         )
 
 
-class DraftInputs(nn.Module):
+class DraftInputs(nn.Module, ABC):
     """Parts of a draft layer besides attention, feed-forward and their norms.
 
     A subclass has these, too: a checkpoint has all under one layer number, past the last layer's.
@@ -53,9 +54,9 @@ class DraftInputs(nn.Module):
         self.hnorm = draft_norm(config)
         self.shared_head = SharedHead(config, group)
 
+    @abstractmethod
     def join(self, embedded: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
         """Makes the layer's input of T embeddings [T, hidden] and previous outputs [T, n]."""
-        raise NotImplementedError
 
     def finished(self, states: torch.Tensor) -> torch.Tensor:
         """Maps the decoder layer's output, [T, m], to outputs like the model's, [T, n]."""

@@ -4,16 +4,16 @@ A step names the place of an image's patches instead of carrying them: a message
 some fifteen times between the service and a worker, once for each rank.
 """
 
-import fcntl
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
 from typing import Self
 
+from services.processes.sealed_memory import sealed_memory
+
 WARM_BYTES = 2**26
 """The first bytes, whose pages stay when their images are gone: new ones must be zeroed first."""
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class PatchMemory:
@@ -30,15 +30,12 @@ class PatchMemory:
         self.num_bytes = os.fstat(fd).st_size
         self._pages = mmap.mmap(fd, self.num_bytes)
         self._ends: dict[int, int] = {}
-        """Of each place that is taken, by its begin."""
+        """Where each place that is taken ends, by its begin."""
 
     @classmethod
     def create(cls, num_bytes: int) -> Self:
         """Makes memory of which only pages that were written take room; num_bytes is positive."""
-        fd = os.memfd_create("octavo-patches", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, num_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return cls(fd)
+        return cls(sealed_memory("octavo-patches", num_bytes))
 
     @property
     def fd(self) -> int:

@@ -4,18 +4,18 @@ A helper may be taken over by what it reads. It cannot change the memory's size,
 service, and the service copies an answer before it looks at it.
 """
 
-import fcntl
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
 from typing import Self
 
+from services.processes.sealed_memory import sealed_memory
+
 LEAST_BYTES = 2**16
 """Shorter messages go through the pipe, which takes as many at once."""
 _WARM_BYTES = 2**23
 """Bytes whose pages stay for the next message."""
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class MessageMemory:
@@ -31,10 +31,7 @@ class MessageMemory:
     @classmethod
     def create(cls, num_bytes: int) -> Self:
         """Makes memory of a positive size, of which only what was written takes room."""
-        fd = os.memfd_create("octavo-messages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, num_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return cls(fd)
+        return cls(sealed_memory("octavo-messages", num_bytes))
 
     def takes(self, num_bytes: int) -> bool:
         """Whether a message of this length is to go through it."""

@@ -22,7 +22,7 @@ from services.engine.worker.executor import WorkerExecutor
 from tests.bench.workload import Job
 
 PATCH_BYTES = 2**32
-"""Of a thousand images of a megapixel; only what is written takes memory."""
+"""Room for a thousand images of a megapixel; only what is written takes memory."""
 
 
 class EngineFailedError(Exception):

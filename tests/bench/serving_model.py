@@ -45,9 +45,9 @@ from tests.support.requests import RecordingSink
 
 STEPS_IN_FLIGHT = 2
 ATTENTION_SHARE = 0.78
-"""Of the card's speed that attention reaches, in reading and in products (docs/kernels)."""
+"""Share of the card's speed that attention reaches, in reads and products (docs/kernels)."""
 MEMORY_BYTES = 143771 * 2**20
-"""Of an H200."""
+"""Memory of an H200."""
 MANY_TOKENS = 8192
 """Tokens that touch all experts."""
 
@@ -122,11 +122,11 @@ class Outcome:
 
     seconds: float = 0.0
     step_ms: dict[str, list[float]] = field(default_factory=dict)
-    """By kind of step."""
+    """Times of steps, by their kind."""
     running: list[int] = field(default_factory=list)
     """Requests in each step."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """Of graphs, and of these padding."""
+    """Tokens that graphs computed, and padding among them."""
     first_s: list[float] = field(default_factory=list)
     """From the beginning to each request's first token."""
     gaps_ms: list[float] = field(default_factory=list)

@@ -82,4 +82,4 @@ HYPER_ROWS = {
         },
     ),
 }
-"""As _ROWS of tests.support.recent_variants."""
+"""Rows in the form of _ROWS of tests.support.recent_variants."""

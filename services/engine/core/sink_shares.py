@@ -25,7 +25,7 @@ class SinkShares:
     def __init__(self, requests: Sequence[Request]) -> None:
         """Groups requests by their sinks."""
         self.requests = requests
-        """As they were given."""
+        """Requests in the order that they were given in."""
         indices: dict[OutputSink, list[int]] = {}
         for index, request in enumerate(requests):
             indices.setdefault(request.sink, []).append(index)

@@ -1,8 +1,9 @@
 """Embed and Score messages of OpenEngine, as calls of the engine."""
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import numpy as np
@@ -43,30 +44,17 @@ MAX_PROMPTS = 2048
 _SEQUENCE = openengine_pb2.TASK_OUTPUT_GRANULARITY_SEQUENCE
 _SHORTEST = np.float32(1e-12)
 
-ResponseT = TypeVar("ResponseT", covariant=True)
+MessageT = TypeVar("MessageT", EmbedRequest, ScoreRequest)
+ResponseT = TypeVar("ResponseT")
 
 
-class PooledMessage(Protocol[ResponseT]):
+class PooledMessage(ABC, Generic[MessageT, ResponseT]):
     """A message that asks for vectors of prompts."""
 
-    @property
-    def context(self) -> TaskRequestContext:
-        """Names the request."""
-
-    def prompts(self) -> Iterator[Submit]:
-        """Yields the prompts, or refuses the message."""
-
-    def response(self, pooled: Sequence[PooledPrompt]) -> ResponseT:
-        """Returns the answer, given the vectors of all prompts."""
-
-
-class EmbedMessage:
-    """Reads an Embed message and answers it."""
-
     def __init__(
-        self, message: EmbedRequest, model: ModelFolder, call: grpc.aio.ServicerContext
+        self, message: MessageT, model: ModelFolder, call: grpc.aio.ServicerContext
     ) -> None:
-        self._message = message
+        self._message: MessageT = message
         self._model = model
         self._call = call
 
@@ -74,6 +62,18 @@ class EmbedMessage:
     def context(self) -> TaskRequestContext:
         """Names the request."""
         return self._message.context
+
+    @abstractmethod
+    def prompts(self) -> Iterator[Submit]:
+        """Yields the prompts, or refuses the message."""
+
+    @abstractmethod
+    def response(self, pooled: Sequence[PooledPrompt]) -> ResponseT:
+        """Returns the answer, given the vectors of all prompts."""
+
+
+class EmbedMessage(PooledMessage[EmbedRequest, EmbedResponse]):
+    """Reads an Embed message and answers it."""
 
     def prompts(self) -> Iterator[Submit]:
         """Yields the inputs.
@@ -125,24 +125,12 @@ class EmbedMessage:
         )
 
 
-class ScoreMessage:
+class ScoreMessage(PooledMessage[ScoreRequest, ScoreResponse]):
     """Reads a Score message and answers it.
 
     A prompt is the tokens of a query and then those of a candidate: the caller, who has the
     tokenizer, writes the model's template into both.
     """
-
-    def __init__(
-        self, message: ScoreRequest, model: ModelFolder, call: grpc.aio.ServicerContext
-    ) -> None:
-        self._message = message
-        self._model = model
-        self._call = call
-
-    @property
-    def context(self) -> TaskRequestContext:
-        """Names the request."""
-        return self._message.context
 
     def prompts(self) -> Iterator[Submit]:
         """Yields each query with each of its candidates.

@@ -40,6 +40,7 @@ from services.engine.openengine.loras import Loras
 from services.engine.openengine.message import OpenEngineMessage
 from services.engine.openengine.pooled import (
     EmbedMessage,
+    MessageT,
     PooledMessage,
     ResponseT,
     ScoreMessage,
@@ -219,7 +220,7 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
                 await write_in_time(context, last, timeout_s)
 
     async def _pooled(
-        self, message: PooledMessage[ResponseT], context: grpc.aio.ServicerContext
+        self, message: PooledMessage[MessageT, ResponseT], context: grpc.aio.ServicerContext
     ) -> ResponseT:
         """Serves a call for vectors, or for scores."""
         try:

@@ -1,8 +1,6 @@
 """The life of a worker process: start, announce, run steps until the service hangs up."""
 
-import contextlib
 import gc
-import threading
 import time
 import traceback
 from collections import deque
@@ -13,22 +11,18 @@ import structlog
 
 from models.parallel.collectives import LostPeerError, check_arrivals, num_issued
 from protos.engine.v1.worker_pb2 import (
-    CompileReport,
     GraphOrder,
     OrderAnswer,
-    ProfileReport,
     ProfileStarted,
     Recompilation,
     WorkerCommand,
     WorkerEvent,
     WorkerFailure,
-    WorkerProgress,
     WorkerReady,
 )
 from services.engine.batch import BatchDescriptor, StepFailure
 from services.engine.compilation.graphs.graph_runner import GraphOutcome
 from services.engine.config.engine_config import EngineConfig
-from services.engine.kv_cache.host_tier import DiskNews
 from services.engine.patch_memory import PatchMemory
 from services.engine.worker.graphs.background_capture import BackgroundCapture
 from services.engine.worker.meeting import Meeting
@@ -41,10 +35,9 @@ from services.engine.worker.runner.expert_placer import ExpertPlacer
 from services.engine.worker.runner.step_profiler import StepProfiler
 from services.engine.worker.runner.weight_store import WeightStore
 from services.engine.worker.sleep.sleeper import Sleeper
-from services.engine.worker.start.graph_setup import graph_report
 from services.engine.worker.start.startup import start_worker
-from services.engine.worker.tiers.disk_tier import disk_report
 from services.engine.worker.wire import Channel
+from services.engine.worker.worker_events import WorkerEvents
 
 log = structlog.get_logger()
 
@@ -86,14 +79,14 @@ def run_worker(
                 config,
                 place=place,
                 meeting=meeting,
-                report_progress=server.report_progress,
+                report_progress=server.events.report_progress,
                 on_fault=server.report_fault,
-                on_compiled=server.report_compiled,
-                report_disk=server.report_disk,
+                on_compiled=server.events.report_compiled,
+                report_disk=server.events.report_disk,
             )
         except ValueError as error:  # the operator can mend it; where it was raised does not help
             log.debug("worker_refused_to_start", exc_info=error)
-            _report(channel, WorkerFailure(error=str(error)))
+            server.events.report_failure(WorkerFailure(error=str(error)))
             return 1
         # torch and the model stay for good; a full collection walks them for 70 ms in mid-step.
         gc.freeze()
@@ -110,13 +103,13 @@ def run_worker(
     except LostPeerError as error:
         log.warning("rank_was_lost", step_id=server.step_id, error=str(error))
         failure = WorkerFailure(error=str(error), step_id=server.step_id, has_lost_peer=True)
-        _report(channel, failure)
+        server.events.report_failure(failure)
         return 1
     except Exception as error:  # the worker's engine loop: whatever it was ends the worker
         log.exception("worker_failed", step_id=server.step_id)
         details = "".join(traceback.format_exception(error))
         text = f"{type(error).__name__}: {error}\n{details}"
-        _report(channel, WorkerFailure(error=text, step_id=server.step_id))
+        server.events.report_failure(WorkerFailure(error=text, step_id=server.step_id))
         return 1
 
 
@@ -163,7 +156,8 @@ class StepServer:
             num_ranks: processes that share the model.
         """
         self._channel = channel
-        self._sending = threading.Lock()
+        self.events = WorkerEvents(channel)
+        """Events of this worker for the service."""
         self._sends_results = sends_results
         self._has_others = num_ranks > 1
         self._waits_for_order = False
@@ -196,7 +190,7 @@ class StepServer:
             EOFError: the service hung up.
         """
         self._recompilations.load()
-        self._send(WorkerEvent(ready=ready))
+        self.events.send(WorkerEvent(ready=ready))
         while True:
             if not self._recompilations.is_armed and (capture is None or not capture.has_work):
                 self._recompilations.arm()
@@ -236,15 +230,15 @@ class StepServer:
             order,
             receive=receive,
             obey=lambda command: self._obey(command, runner, capture),
-            answer=lambda answer: self._send(WorkerEvent(order_answer=answer)),
+            answer=lambda answer: self.events.send(WorkerEvent(order_answer=answer)),
         )
 
     def _send_news(self, runner: Runner) -> None:
         """Sends what became ready beside steps."""
-        self._report_profile(self._profiler.poll())
+        self.events.report_profile(self._profiler.poll())
         if runner.adapters is not None:
             for answer in runner.adapters.finished():
-                self._send(WorkerEvent(adapter_read=answer))
+                self.events.send(WorkerEvent(adapter_read=answer))
         self._answer(() if self.weights is None else self.weights.finished())
 
     def _go_on_capturing(self, capture: BackgroundCapture, *, is_idle: bool) -> None:
@@ -256,7 +250,7 @@ class StepServer:
             return
         if self._has_others:
             self._waits_for_order = True
-            self._send(WorkerEvent(capture_due=order))
+            self.events.send(WorkerEvent(capture_due=order))
             return
         self._capture_as_told(capture, order)
 
@@ -264,7 +258,7 @@ class StepServer:
         self._waits_for_order = False
         outcome = capture.obey(order)
         if outcome is not None:
-            self.report_graph(outcome)
+            self.events.report_graph(outcome)
 
     def _send_result(self, pending: Pending) -> None:
         """Sends a step's result. Ranks that send none send failures.
@@ -278,7 +272,7 @@ class StepServer:
             # A step may be queued while the one before it runs, whose time is not its own.
             result.elapsed_us = min(result.elapsed_us, (now_ns - self._last_result_ns) // 1000)
             self._last_result_ns = now_ns
-            self._send(WorkerEvent(result=result))
+            self.events.send(WorkerEvent(result=result))
 
     def _obey(
         self, command: WorkerCommand, runner: Runner, capture: BackgroundCapture | None
@@ -288,14 +282,14 @@ class StepServer:
         if kind == "start_profile":
             report = self._profiler.start(command.start_profile)
             if report is None:
-                self._send(WorkerEvent(profile_started=ProfileStarted()))
-            self._report_profile(report)
+                self.events.send(WorkerEvent(profile_started=ProfileStarted()))
+            self.events.report_profile(report)
         elif kind == "stop_profile":
             self._profiler.stop()
         elif kind == "place_experts":
             runner.experts.place(command.place_experts)
         elif kind == "read_expert_load":
-            self._send(WorkerEvent(expert_load=runner.experts.load()))
+            self.events.send(WorkerEvent(expert_load=runner.experts.load()))
         elif kind in ("read_adapter", "forget_adapter"):
             assert runner.adapters is not None, "the service knows whether there is room"
             runner.adapters.obey(command)
@@ -316,7 +310,7 @@ class StepServer:
 
     def _answer(self, answers: Iterable[OrderAnswer]) -> None:
         for answer in answers:
-            self._send(WorkerEvent(order_answer=answer))
+            self.events.send(WorkerEvent(order_answer=answer))
 
     def _execute(self, runner: Runner, descriptor: BatchDescriptor) -> Pending:
         """Runs a step, unless memory does not suffice or the step builds on one that was not run.
@@ -337,40 +331,15 @@ class StepServer:
         failure = StepFailure.STEP_FAILURE_OUT_OF_MEMORY
         return FailedStep(descriptor.step_id, failure, num_issued())
 
-    def report_progress(self, stage: str) -> None:
-        """Reports a stage of the start to the service."""
-        self._send(WorkerEvent(progress=WorkerProgress(stage=stage)))
-
-    def report_graph(self, outcome: GraphOutcome) -> None:
-        """Reports a graph that was captured or given up to the service."""
-        self._send(WorkerEvent(graph=graph_report(outcome)))
-
     def report_fault(self, outcome: GraphOutcome) -> None:
         """Reports a graph that was given up while serving.
 
         Raises:
             RankFaultError: other ranks have replayed it already, and wait for this one.
         """
-        self.report_graph(outcome)
+        self.events.report_graph(outcome)
         if self._has_others:
             raise RankFaultError(f"a graph cannot be replayed on one rank: {outcome.fault}")
-
-    def _report_profile(self, report: ProfileReport | None) -> None:
-        if report is not None:
-            self._send(WorkerEvent(profile_ended=report))
-
-    def report_disk(self, news: DiskNews) -> None:
-        """Reports blocks that were written to disk or read from it; any thread may call it."""
-        with contextlib.suppress(EOFError):  # the main thread notices, too
-            self._send(WorkerEvent(disk=disk_report(news)))
-
-    def _send(self, event: WorkerEvent) -> None:
-        with self._sending:
-            self._channel.send(event.SerializeToString())
-
-    def report_compiled(self, report: CompileReport) -> None:
-        """Reports a model that was traced or compiled while serving to the service."""
-        self._send(WorkerEvent(compiled=report))
 
     def _report_recompilations(self) -> None:
         """Reports recompilations during the last step to the service.
@@ -380,7 +349,7 @@ class StepServer:
         """
         for name in self._recompilations.drain():
             log.warning("late_build_happened", step_id=self.step_id, name=name)
-            self._send(WorkerEvent(recompilation=Recompilation(name=name)))
+            self.events.send(WorkerEvent(recompilation=Recompilation(name=name)))
             if self._fail_on_late_build:
                 raise RecompilationError(f"{name} was compiled in the middle of serving")
 
@@ -400,9 +369,3 @@ class StepServer:
             READING_POLL_S if self.weights is not None and self.weights.is_checking else None,
         )
         return min((wait for wait in waits if wait is not None), default=None)
-
-
-def _report(channel: Channel, failure: WorkerFailure) -> None:
-    """Reports to the service, unless it is gone, why this worker cannot go on."""
-    with contextlib.suppress(EOFError):
-        channel.send(WorkerEvent(failure=failure).SerializeToString())
