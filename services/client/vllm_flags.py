@@ -38,8 +38,8 @@ RENAMED: Mapping[str, tuple[tuple[Service, str], ...]] = {
 
 OWN_FORMATS = (
     "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_v11", "deepseek_v3",
-    "deepseek_v31", "glm4", "qwen3_coder", "seed_oss", "minimax_m2", "kimi_k2", "gemma4", "harmony",
-    "plain",
+    "deepseek_v31", "glm4", "qwen3_coder", "seed_oss", "minimax_m2", "minimax_m3", "kimi_k2",
+    "gemma4", "harmony", "plain",
 )  # fmt: skip
 """Values of --reply-format."""
 

@@ -137,8 +137,8 @@ class FrontendConfig(BaseSettings):
     """A chat template that takes longer to render a conversation is stopped."""
     reply_format: Literal[
         "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_v11", "deepseek_v3",
-        "deepseek_v31", "glm4", "qwen3_coder", "seed_oss", "minimax_m2", "kimi_k2", "gemma4",
-        "harmony", "plain",
+        "deepseek_v31", "glm4", "qwen3_coder", "seed_oss", "minimax_m2", "minimax_m3", "kimi_k2",
+        "gemma4", "harmony", "plain",
     ] = "auto"  # fmt: skip
     """Format of tool calls and reasoning in chats; auto chooses it from the chat template."""
     allow_lora_updates: bool = False

@@ -124,7 +124,7 @@ class Tag(_message.Message):
     def __init__(self, begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ..., pairs: _Optional[_Union[ArgumentPairs, _Mapping]] = ...) -> None: ...
 
 class ArgumentPairs(_message.Message):
-    __slots__ = ("begin", "assign", "end", "separator", "bare_strings", "python_names", "quote")
+    __slots__ = ("begin", "assign", "end", "separator", "bare_strings", "python_names", "quote", "elements")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class ArgumentPairs(_message.Message):
     BARE_STRINGS_FIELD_NUMBER: _ClassVar[int]
     PYTHON_NAMES_FIELD_NUMBER: _ClassVar[int]
     QUOTE_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     begin: str
     assign: str
     end: str
@@ -139,7 +140,8 @@ class ArgumentPairs(_message.Message):
     bare_strings: bool
     python_names: bool
     quote: str
-    def __init__(self, begin: _Optional[str] = ..., assign: _Optional[str] = ..., end: _Optional[str] = ..., separator: _Optional[str] = ..., bare_strings: _Optional[bool] = ..., python_names: _Optional[bool] = ..., quote: _Optional[str] = ...) -> None: ...
+    elements: bool
+    def __init__(self, begin: _Optional[str] = ..., assign: _Optional[str] = ..., end: _Optional[str] = ..., separator: _Optional[str] = ..., bare_strings: _Optional[bool] = ..., python_names: _Optional[bool] = ..., quote: _Optional[str] = ..., elements: _Optional[bool] = ...) -> None: ...
 
 class Preamble(_message.Message):
     __slots__ = ("begin", "end", "max_tokens")

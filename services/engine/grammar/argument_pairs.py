@@ -61,6 +61,7 @@ class PairRules:
         self._form = form
         self._of_schema = of_schema
         self._texts = texts
+        self._num_pairs = 0
         self.rules: list[str] = []
 
     def expression(self, schema: Mapping[str, Any]) -> str:
@@ -84,10 +85,29 @@ class PairRules:
         if not properties and schema.get("additionalProperties") is not False:
             return self._any_pairs(schema.get("additionalProperties", {}), shared)
         pairs = [
-            (self._pair(index, name, value, shared), name in required)
-            for index, (name, value) in enumerate(properties.items())
+            (self.pair(name, value, shared), name in required) for name, value in properties.items()
         ]
         return self._sequence(pairs)
+
+    def pair(self, name: str, schema: Any, shared: Mapping[str, Any]) -> str:
+        """Returns the rule of a name and its value, and adds the rules that it needs.
+
+        shared: definitions that the schema refers to.
+
+        Raises:
+            InvalidRequestError: the schema cannot be kept.
+        """
+        rule = f"{self._prefix}_pair_{self._num_pairs}"
+        self._num_pairs += 1
+        quote = "" if _PLAIN_NAME.fullmatch(name) else self._form["quote"]
+        named = f"{name}{quote}{self._form['assign']}"
+        if schema is not True and not isinstance(schema, dict):
+            raise InvalidRequestError(f"the property {name!r:.64} has no schema of its own")
+        end = f"{self._form['end']}{named}" if self._form["elements"] else self._form["end"]
+        value = self._value(rule, {} if schema is True else schema, shared, end)
+        before = f"{self._form['begin']}{quote}{named}"
+        self.rules.append(f"{rule}: {self._texts.fixed(before)} {value}")
+        return rule
 
     def _sequence(self, pairs: list[tuple[str, bool]]) -> str:
         """Returns the rule of pairs in order; each state knows whether a pair came before."""
@@ -102,39 +122,33 @@ class PairRules:
             self.rules.append(f"{prefix}_more_{index}: {separator} {pair} {after}{optional}")
         return f"{prefix}_first_0"
 
-    def _pair(self, index: int, name: str, schema: Any, shared: Mapping[str, Any]) -> str:
-        rule = f"{self._prefix}_pair_{index}"
-        quote = "" if _PLAIN_NAME.fullmatch(name) else self._form["quote"]
-        before = f"{self._form['begin']}{quote}{name}{quote}{self._form['assign']}"
-        if schema is not True and not isinstance(schema, dict):
-            raise InvalidRequestError(f"the property {name!r:.64} has no schema of its own")
-        value = self._value(rule, {} if schema is True else schema, shared)
-        self.rules.append(f"{rule}: {self._texts.fixed(before)} {value}")
-        return rule
-
-    def _value(self, rule: str, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+    def _value(
+        self, rule: str, schema: Mapping[str, Any], shared: Mapping[str, Any], end: str
+    ) -> str:
         """Returns the expression of a value, and of the text after it."""
         if self._form["bare_strings"] and schema.get("type") == "string":
-            value, rules = text_before(self._form["end"], rule, schema, texts=self._texts)
+            value, rules = text_before(end, rule, schema, texts=self._texts)
             self.rules += rules
             return value
+        after = self._texts.fixed(end) if end else ""
         if self._form["python_names"] and schema.get("type") == "boolean":
-            return f'("True" | "False") {self._text("end")}'
-        return f"{self._of_schema({**schema, **shared})} {self._text('end')}"
+            return f'("True" | "False") {after}'
+        return f"{self._of_schema({**schema, **shared})} {after}"
 
     def _any_pairs(self, schema: Any, shared: Mapping[str, Any]) -> str:
         """Returns the expression of pairs with any names, whose values have one schema."""
         rule = f"{self._prefix}_any"
         before, assign = self._text("begin"), self._text("assign")
         if isinstance(schema, dict) and schema:
-            value = self._value(rule, schema, shared)
+            value = self._value(rule, schema, shared, self._form["end"])
         elif self._form["bare_strings"]:
             self.rules += self._texts.up_to(f"{rule}_text", self._form["end"])
             value = f"{rule}_text"
         else:
             value = f"{self._of_schema({})} {self._text('end')}"
         self.rules += self._any_name(f"{rule}_name")
-        self.rules.append(f"{rule}: {before} {rule}_name {assign} {value}")
+        after = f"{rule}_name {assign}" if self._form["elements"] else ""
+        self.rules.append(f"{rule}: {before} {rule}_name {assign} {value} {after}")
         return f"({rule} ({self._text('separator')} {rule})*)?"
 
     def _any_name(self, rule: str) -> list[str]:

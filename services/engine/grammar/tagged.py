@@ -10,7 +10,7 @@ from typing import Any
 
 from services.engine.errors import InvalidRequestError
 from services.engine.grammar.argument_pairs import PairRules, Texts
-from services.engine.grammar.quoted_values import QuotedValues
+from services.engine.grammar.nested_values import NestedValues
 from services.engine.grammar.schema import read_schema
 
 FREE_TEXT = r"/(.|\n)*/"
@@ -91,8 +91,9 @@ def _document(
         fixed=lambda text: _fixed(text, special),
         up_to=lambda rule, text: _up_to(rule, text, special),
     )
-    values = QuotedValues(f"tag_{index}", pairs, texts)
-    of_schema = values.expression if pairs["quote"] else texts.of_schema
+    values = NestedValues(f"tag_{index}", pairs, texts)
+    is_nested = pairs["quote"] or pairs["elements"]
+    of_schema = values.expression if is_nested else texts.of_schema
     writer = PairRules(f"tag_{index}", pairs, of_schema=of_schema, texts=texts)
     expression = writer.expression(read_schema(schema))
     rules += [*writer.rules, *values.rules]

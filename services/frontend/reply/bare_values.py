@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Set
+from functools import cached_property
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -36,11 +37,12 @@ def json_of(written: str, schema: Any, kinds: Set[str]) -> str:
 
 
 class ArgumentSchemas:
-    """The schemas of a tool's arguments, with what they refer to."""
+    """The schemas of a tool's arguments, or of what is in one, with what they refer to."""
 
-    def __init__(self, tool_schema: Any) -> None:
-        """Takes the schema of all arguments."""
-        self._root = tool_schema
+    def __init__(self, tool_schema: Any, own: Any = None) -> None:
+        """Takes the schema of all arguments, and that of one argument or item; None for all."""
+        self._root, self._own = tool_schema, tool_schema if own is None else own
+        self._within: dict[str, ArgumentSchemas] = {}
         self._kinds_at: dict[str, Set[str]] = {}
         self._found: dict[str, tuple[Any, Set[str]]] = {}
         self.parts = parts = list(self._parts())
@@ -63,9 +65,42 @@ class ArgumentSchemas:
                 self._found[name] = {}, set()
         return json_of(written, *self._found[name])
 
+    def within(self, name: str) -> "ArgumentSchemas":
+        """Returns the schemas of what is in an argument."""
+        if name not in self._within:
+            own = self.by_name.get(name, self._other)
+            self._within[name] = ArgumentSchemas(self._root, {} if own is None else own)
+        return self._within[name]
+
+    @cached_property
+    def items(self) -> "ArgumentSchemas":
+        """The schemas of what is in the items of a list."""
+        own = next((part["items"] for part in self.parts if "items" in part), None)
+        return ArgumentSchemas(self._root, {} if own is None else own)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a value with items is a list; it may be where its schema does not say."""
+        return "array" in self._own_kinds or "object" not in self._own_kinds
+
+    def value(self, written: str) -> str:
+        """Returns a value without parts as JSON."""
+        if not written.strip() and "string" not in self._own_kinds:
+            for kind, empty in (("array", "[]"), ("object", "{}")):
+                if kind in self._own_kinds:
+                    return empty
+        return json_of(written, self._own, self._own_kinds)
+
+    @cached_property
+    def _own_kinds(self) -> Set[str]:
+        try:
+            return self._kinds(self._own)
+        except RecursionError:  # it is too deep to say anything
+            return set()
+
     def _parts(self) -> Iterator[dict[str, Any]]:
         """Yields the tool's schema and each schema that holds with it, or may."""
-        waiting, known = [self._root], set()
+        waiting, known = [self._own], set()
         for part in waiting:  # which grows
             if not isinstance(part, dict):
                 continue

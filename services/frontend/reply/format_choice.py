@@ -13,6 +13,7 @@ from services.frontend.reply.formats.kimi_k2 import KimiK2Reader
 from services.frontend.reply.formats.llama3_json import PYTHON_TAG, Llama3JsonReader
 from services.frontend.reply.formats.minimax_m2 import CALLS as MINIMAX_CALLS
 from services.frontend.reply.formats.minimax_m2 import MinimaxM2Reader
+from services.frontend.reply.formats.minimax_m3 import BEFORE_TAG, MinimaxM3Reader
 from services.frontend.reply.formats.mistral import MistralReader, MistralV11Reader
 from services.frontend.reply.formats.plain import PlainReader
 from services.frontend.reply.formats.pythonic import START, PythonicReader
@@ -33,6 +34,7 @@ FORMATS: Mapping[str, type[ReplyReader]] = {
     "qwen3_coder": Qwen3CoderReader,
     "seed_oss": SeedOssReader,
     "minimax_m2": MinimaxM2Reader,
+    "minimax_m3": MinimaxM3Reader,
     "kimi_k2": KimiK2Reader,
     "gemma4": Gemma4Reader,
     "harmony": HarmonyReader,
@@ -43,6 +45,7 @@ FORMATS: Mapping[str, type[ReplyReader]] = {
 
 _OWN_TAGS = {
     KIMI_CALLS: "kimi_k2",
+    BEFORE_TAG: "minimax_m3",
     MINIMAX_CALLS: "minimax_m2",
     SEED_OPENING: "seed_oss",
     GEMMA_OPENING: "gemma4",

@@ -264,7 +264,8 @@ class ChatTemplate:
             del switched[_EFFORT]
         switch = next((name for name in REASONING_SWITCHES if name in self._known), None)
         if switch is None:
-            return switched
+            is_off = "thinking_mode" in self._known and not reasons
+            return {"thinking_mode": "disabled", **switched} if is_off else switched
         if switched.setdefault(switch, reasons) is not reasons:
             told = "on" if reasons else "off"
             raise TemplateError(f"{switch} contradicts the wish that reasoning is {told}")

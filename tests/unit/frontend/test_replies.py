@@ -460,7 +460,9 @@ async def test_a_format_without_calls_refuses_demanded_ones():
         assert "plain" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["pythonic", "glm4", "qwen3_coder", "seed_oss", "minimax_m2"])
+@pytest.mark.parametrize(
+    "name", ["pythonic", "glm4", "qwen3_coder", "seed_oss", "minimax_m2", "minimax_m3"]
+)
 async def test_a_format_with_pairs_says_how_it_writes_them(name):
     async with running(reply_format=name) as (engine, _, client):
         await client.post(PATH, json=body(tools=TOOLS, tool_choice="required"))

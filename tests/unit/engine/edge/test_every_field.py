@@ -64,6 +64,7 @@ VALUES = {
     "sampling.structured_output.tagged.tags.pairs.bare_strings": True,
     "sampling.structured_output.tagged.tags.pairs.python_names": True,
     "sampling.structured_output.tagged.tags.pairs.quote": "'",
+    "sampling.structured_output.tagged.tags.pairs.elements": True,
     "sampling.structured_output.begun": "a",
     "sampling.structured_output.preamble.begin": "a",
     "sampling.structured_output.preamble.end": "a",

@@ -249,6 +249,20 @@ WRITTEN_PAIRS = {
         "</minimax:tool_call>",
         '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
     ),
+    "minimax_m3": tuple(
+        f']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">{arguments}'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
+        for arguments in (
+            "]<]minimax[>[<text>1 < 2\nor </p>]<]minimax[>[</text>"
+            "]<]minimax[>[<on>true]<]minimax[>[</on>]<]minimax[>[<list>"
+            "]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>2]<]minimax[>[</item>"
+            "]<]minimax[>[</list>",
+            "]<]minimax[>[<on>true]<]minimax[>[</on>]<]minimax[>[<list>[1]]<]minimax[>[</list>",
+            "]<]minimax[>[<on>true]<]minimax[>[</on>]<]minimax[>[<list>]<]minimax[>[</lst>",
+            "]<]minimax[>[<on>yes]<]minimax[>[</on>]<]minimax[>[<list>]<]minimax[>[</list>",
+            "",
+        )
+    ),
 }  # fmt: skip
 
 
@@ -314,11 +328,12 @@ NESTED = {
 }
 
 
-def test_values_with_quotes_of_their_own_follow_their_schemas_at_any_depth():
-    follower = Follower(FORMATS["gemma4"])
+@pytest.mark.parametrize("name", ["gemma4", "minimax_m3"])
+def test_values_that_are_no_json_follow_their_schemas_at_any_depth(name):
+    follower = Follower(FORMATS[name])
     for seed in range(12):
-        text = follower.follow(pairs_of(FORMATS["gemma4"], NESTED), seed)
-        reader = FORMATS["gemma4"]({"f": NESTED})
+        text = follower.follow(pairs_of(FORMATS[name], NESTED), seed)
+        reader = FORMATS[name]({"f": NESTED})
         [call] = piece_of(reader.push(text) + reader.finish()).calls
         jsonschema.validate(json.loads(call.arguments), NESTED)
 

@@ -34,6 +34,7 @@ def test_a_family_has_its_format(family: str, name: str) -> None:
         ("'<tool_call>\\n<function=' + name + '>\\n<parameter=' + k + '>'", "qwen3_coder"),
         ("'<seed:tool_call><function=' + name + '><parameter=' + k + '>'", "seed_oss"),
         ("toolcall_begin_token = '<minimax:tool_call>'", "minimax_m2"),
+        ("ns_token = ']<]minimax[>[' -%}{%- set begin = ns_token ~ '<tool_call>'", "minimax_m3"),
         ("'<|tool_call>call:' + name + '{'", "gemma4"),
         ("<|tool_calls_section_begin|>{{ formatted_id }}", "kimi_k2"),
         ("'<own:tool_call><function=' + name + '><parameter=' + k + '>'", "plain"),

@@ -16,6 +16,8 @@ from services.frontend.reply.formats.hermes import HermesReader
 from services.frontend.reply.formats.kimi_k2 import KimiK2Reader
 from services.frontend.reply.formats.llama3_json import Llama3JsonReader
 from services.frontend.reply.formats.minimax_m2 import MinimaxM2Reader
+from services.frontend.reply.formats.minimax_m3 import MAX_DEPTH as M3_DEPTH
+from services.frontend.reply.formats.minimax_m3 import MinimaxM3Reader
 from services.frontend.reply.formats.mistral import MistralReader
 from services.frontend.reply.formats.pythonic import PythonicReader
 from services.frontend.reply.formats.qwen3_coder import Qwen3CoderReader
@@ -122,6 +124,15 @@ REPLIES: dict[str, tuple[type[ReplyReader], str, str, str]] = {
         '<invoke name="get_weather">\n<parameter name="city">Paris "}],</parameter>\n'
         '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
         "</minimax:tool_call>",
+        "Hm",
+        "Look.",
+    ),
+    "minimax m3": (
+        MinimaxM3Reader,
+        "<mm:think>\nHm\n</mm:think>\n\nLook.\n]<]minimax[>[<tool_call>\n"
+        ']<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris "}],]<]minimax[>[</city>'
+        "]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n"
+        ']<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
         "Hm",
         "Look.",
     ),
@@ -357,6 +368,74 @@ def test_text_beside_calls_of_minimax_m2_is_content() -> None:
     deltas = read(MinimaxM2Reader(TOOLS), list(reply))
     assert calls_of(deltas) == [("now", "{}")]
     assert content_of(deltas).startswith("A <minimax:tool_call> tag.Done <invoke")
+
+
+def call_of_m3(arguments: str) -> str:
+    """Returns a call, with the tags of its arguments written without the token before each."""
+    tagged = arguments.replace("<", "]<]minimax[>[<")
+    return (
+        f']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">{tagged}]<]minimax[>[</invoke>\n'
+        "]<]minimax[>[</tool_call>"
+    )
+
+
+M3_SCHEMA = {
+    "properties": {
+        "text": {"type": "string"},
+        "orders": {"type": "array", "items": {"$ref": "#/$defs/order"}},
+        "none": {"type": "array"},
+        "empty": {"type": "object"},
+        "item": {"type": "object", "properties": {"item": {"type": "string"}}},
+    },
+    "$defs": {
+        "order": {
+            "type": "object",
+            "properties": {"sku": {"type": "string"}, "counts": {"items": {"type": "integer"}}},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("<text>12</text>", {"text": "12"}),
+        ("<text>a > b or\n</text>", {"text": "a > b or\n"}),
+        (
+            "<orders>\n<item><sku>007</sku><counts><item>1</item><item>2</item></counts></item>\n"
+            "<item></item></orders>\n<none></none><empty></empty>",
+            {"orders": [{"sku": "007", "counts": [1, 2]}, {}], "none": [], "empty": {}},
+        ),
+        ("<item><item>1</item></item>", {"item": {"item": "1"}}),
+        ("<own><a>1</a><b>x</b></own>", {"own": {"a": 1, "b": "x"}}),
+        ("<own><item>1</item><item>x</item></own>", {"own": [1, "x"]}),
+        ('<orders>[{"sku": "1"}]</orders>', {"orders": [{"sku": "1"}]}),
+        ("<text>a</txt><invoke>true</invoke>", {"text": "a", "invoke": True}),
+    ],
+)
+def test_arguments_of_minimax_m3_become_json(written: str, expected: dict) -> None:
+    reply = call_of_m3(written)
+    for pieces in ([reply], list(reply)):
+        deltas = read(MinimaxM3Reader({"f": M3_SCHEMA}), [*pieces, "Done"])
+        [(name, arguments)] = calls_of(deltas)
+        assert (name, json.loads(arguments)) == ("f", expected)
+        assert content_of(deltas) == "Done"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "<a>1",
+        "</a>",
+        "<a>x<b>1</b></a>",
+        "<a><b>1</b>x</a>",
+        "<a>" * (M3_DEPTH + 2) + "</a>" * (M3_DEPTH + 2),
+    ],
+)
+def test_damaged_arguments_of_minimax_m3_are_passed_on(written: str) -> None:
+    deltas = read(MinimaxM3Reader({}), [*call_of_m3(written), "Done"])
+    assert calls_of(deltas) == [("f", written.replace("<", "]<]minimax[>[<"))]
+    assert content_of(deltas) == "Done"
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, *_ in REPLIES.values()}, key=str))

@@ -67,6 +67,12 @@ def glm(value: str, key: str = "s") -> str:
     return f"<tool_call>f\n{pair}\n</tool_call>"
 
 
+def minimax_m3(value: str, key: str = "s") -> str:
+    tag = "]<]minimax[>["
+    call = f'{tag}<invoke name="f">{tag}<{key}>{value}{tag}</{key}>{tag}</invoke>\n'
+    return f"{tag}<tool_call>\n{call}{tag}</tool_call>"
+
+
 def minimax(value: str, key: str = "s") -> str:
     parameter = f'<parameter name="{key}">{value}</parameter>'
     return f'<minimax:tool_call>\n<invoke name="f">\n{parameter}\n</invoke>\n</minimax:tool_call>'
@@ -87,6 +93,7 @@ WHOLE = {
     "seed_oss": seed("x"),
     "glm4": glm("x"),
     "minimax_m2": minimax("x"),
+    "minimax_m3": minimax_m3("x"),
 }
 WHOLE["deepseek_v3"] = deepseek(f"f\n```json\n{OBJECT}\n```", "function")
 everywhere = pytest.mark.parametrize("name", sorted(WHOLE))
@@ -253,6 +260,7 @@ def test_a_list_without_calls_is_none() -> None:
         ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nx"),
         ("glm4", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>x"),
         ("minimax_m2", '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">x'),
+        ("minimax_m3", ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<s>x'),
     ],
 )
 def test_a_call_that_is_cut_off_before_its_arguments_has_none(name: str, reply: str) -> None:
@@ -279,6 +287,7 @@ def test_damaged_arguments_keep_their_text() -> None:
         ("qwen3_coder", coder, "a</function>\n</tool_call> <tool_call> </parameter>\n b"),
         ("seed_oss", seed, "x </parameter> y"),
         ("minimax_m2", minimax, "x </parameter>\n</minimax:tool_call> y"),
+        ("minimax_m3", minimax_m3, "x </s></invoke></tool_call> ]<] y"),
         ("glm4", glm, "a</arg_value>b<arg_key></tool_call>"),
     ],
 )
@@ -289,7 +298,13 @@ def test_markers_inside_a_value_do_not_cut_it(name: str, write, value: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "write"),
-    [("qwen3_coder", coder), ("seed_oss", seed), ("minimax_m2", minimax), ("glm4", glm)],
+    [
+        ("qwen3_coder", coder),
+        ("seed_oss", seed),
+        ("minimax_m2", minimax),
+        ("minimax_m3", minimax_m3),
+        ("glm4", glm),
+    ],
 )
 def test_bare_values_follow_references(name: str, write) -> None:
     [call] = read(name, write("1", "n")).calls

@@ -1,6 +1,8 @@
-"""Grammars of values whose strings are between quotes of their own, without escapes.
+"""Grammars of values that are no JSON at any depth, without white space.
 
-Names of members have no quotes, and there is no white space: `{a:[1,<|"|>text<|"|>],b:{c:true}}`.
+With quotes of their own, strings have no escapes and names no quotes:
+`{a:[1,<|"|>text<|"|>],b:{c:true}}`. As elements, members and items have tags around them:
+`<a><item>1</item><item>2</item></a><b><c>true</c></b>`.
 """
 
 import json
@@ -24,9 +26,12 @@ _OF_TYPE: dict[str, frozenset[str]] = {
 }
 """The keywords that are enforced for values of each type."""
 _TYPES = {**_OF_TYPE, "integer": _OF_TYPE["number"]}
+_LIST = ('"["', '","', '"]"')
+_ITEM = "item"
+"""The name of elements of lists."""
 
 
-class QuotedValues:
+class NestedValues:
     """Writes the rules of one part's values."""
 
     def __init__(self, prefix: str, form: Mapping[str, Any], texts: Texts) -> None:
@@ -98,7 +103,7 @@ class QuotedValues:
 
     def _of_type(self, name: str, own: dict[str, Any], shared: dict[str, Any]) -> str:
         match name:
-            case "string":
+            case "string" if self._form["quote"]:
                 text, rules = text_before(
                     self._form["quote"], self._new_rule(), own, texts=self._texts
                 )
@@ -107,28 +112,38 @@ class QuotedValues:
             case "array":
                 return self._array(own, shared)
             case "object":
-                pairs = PairRules(
-                    self._new_rule(), self._form, of_schema=self.expression, texts=self._texts
-                )
+                pairs = self._pairs()
                 expression = pairs.expression({**own, **shared})
                 self.rules += pairs.rules
-                return f'"{{" {expression} "}}"'
+                return expression if self._form["elements"] else f'"{{" {expression} "}}"'
         return self._texts.of_schema({"type": name, **own})
 
     def _array(self, own: dict[str, Any], shared: dict[str, Any]) -> str:
-        item = self.expression({**_plain(own.get("items", {})), **shared})
         low, high = own.get("minItems", 0), own.get("maxItems")
         if not all(isinstance(each, int) for each in (low, 0 if high is None else high)):
             raise InvalidRequestError("json_schema has a number of items that is none")
+        opening, comma, closing = ("", "", "") if self._form["elements"] else _LIST
         if high == 0:
-            return '"[" "]"'
+            return f"{opening} {closing}"
+        item = self._item(_plain(own.get("items", {})), shared)
         most = "" if high is None else high - 1
-        items = f'{item} ("," {item}){{{max(low - 1, 0)},{most}}}'
-        return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
+        items = f"{item} ({comma} {item}){{{max(low - 1, 0)},{most}}}"
+        return f"{opening} {items if low else f'({items})?'} {closing}"
+
+    def _item(self, schema: dict[str, Any], shared: dict[str, Any]) -> str:
+        if not self._form["elements"]:
+            return self.expression({**schema, **shared})
+        pairs = self._pairs()
+        rule = pairs.pair(_ITEM, schema, shared)
+        self.rules += pairs.rules
+        return rule
+
+    def _pairs(self) -> PairRules:
+        return PairRules(self._new_rule(), self._form, of_schema=self.expression, texts=self._texts)
 
     def _literal(self, value: Any) -> str:
         """Returns the expression of one value."""
-        if isinstance(value, str):
+        if isinstance(value, str) and self._form["quote"]:
             quote = self._texts.fixed(self._form["quote"])
             return f"{quote} {json.dumps(value, ensure_ascii=False) if value else ''} {quote}"
         if isinstance(value, dict | list):
