@@ -11,12 +11,14 @@ from models.config_sections.gemma_towers import (
     Gemma4UnifiedVisionConfig,
     Gemma4VisionConfig,
 )
+from models.config_sections.hy_v4_tower import HyV4VisionConfig
 from models.config_sections.kimi_tower import KimiVisionConfig
 from models.config_sections.llava_towers import (
     LlavaNextVisionConfig,
     LlavaOnevisionVisionConfig,
     LlavaVisionConfig,
 )
+from models.config_sections.minimax_tower import MiniMaxVisionConfig
 from models.config_sections.towers import (
     Glm4vVisionConfig,
     InternVLVisionConfig,
@@ -31,10 +33,12 @@ from models.layers.vision_tower import VisionTower
 from models.vision.gemma3 import Gemma3Tower
 from models.vision.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from models.vision.glm4v import Glm4vTower
+from models.vision.hy_v4 import HyV4Tower
 from models.vision.internvl import InternVLTower
 from models.vision.kimi import KimiTower
 from models.vision.llava import LlavaTower
 from models.vision.llava_onevision import LlavaNextTower, LlavaOnevisionTower
+from models.vision.minimax_m3 import MiniMaxTower
 from models.vision.pixtral import PixtralTower
 from models.vision.qwen_vl import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
 
@@ -43,11 +47,13 @@ _TOWERS: Mapping[type[VisionConfig], Callable[[Any], VisionTower]] = {
     Gemma4UnifiedVisionConfig: Gemma4UnifiedTower,
     Gemma4VisionConfig: Gemma4Tower,
     Glm4vVisionConfig: Glm4vTower,
+    HyV4VisionConfig: HyV4Tower,
     InternVLVisionConfig: InternVLTower,
     KimiVisionConfig: KimiTower,
     LlavaNextVisionConfig: LlavaNextTower,
     LlavaVisionConfig: LlavaTower,
     LlavaOnevisionVisionConfig: LlavaOnevisionTower,
+    MiniMaxVisionConfig: MiniMaxTower,
     PixtralVisionConfig: PixtralTower,
     Qwen2VLVisionConfig: Qwen2VLTower,
     Qwen25VLVisionConfig: Qwen25VLTower,

@@ -8,6 +8,7 @@ _NAME = "mrope_section"
 _SECTIONS = {
     "Glm4vForConditionalGeneration": (8, 12, 12),
     "Glm4vMoeForConditionalGeneration": (8, 12, 12),
+    "HYV4VLForConditionalGeneration": (12, 10, 10),
     "Qwen2VLForConditionalGeneration": (16, 24, 24),
     "Qwen2_5_VLForConditionalGeneration": (16, 24, 24),
     "Qwen3VLForConditionalGeneration": (24, 20, 20),

@@ -9,16 +9,19 @@ from models.config_sections.gemma_towers import (
     read_gemma4_unified,
     read_gemma4_vision,
 )
+from models.config_sections.hy_v4_tower import read_hy_v4
 from models.config_sections.kimi_tower import read_kimi
 from models.config_sections.llava_towers import (
     read_llava,
     read_llava_next,
     read_llava_onevision,
 )
+from models.config_sections.minimax_tower import read_minimax
 from models.config_sections.vision import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
+    QwenVisionConfig,
     TileVisionConfig,
     VisionConfig,
     check_feature_layer,
@@ -26,17 +29,6 @@ from models.config_sections.vision import (
     read_heads,
     read_image_token,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QwenVisionConfig(VisionConfig):
-    """Shape of a tower of Qwen's: patches of several frames, rotated by row and column.
-
-    num_frames: frames of a patch; images repeat their only one.
-    """
-
-    rope_theta: float
-    num_frames: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +301,14 @@ _READERS: Mapping[str, Callable[[Fields, Fields, Fields], VisionConfig]] = {
     "Gemma4UnifiedForConditionalGeneration": read_gemma4_unified,
     "Glm4vForConditionalGeneration": _read_glm4v,
     "Glm4vMoeForConditionalGeneration": _read_glm4v,
+    "HYV4VLForConditionalGeneration": read_hy_v4,
     "InternVLForConditionalGeneration": _read_internvl,
     "KimiK25ForConditionalGeneration": read_kimi,
     "Kimi_K25ForConditionalGeneration": read_kimi,
     "LlavaForConditionalGeneration": read_llava,
     "LlavaNextForConditionalGeneration": read_llava_next,
     "LlavaOnevisionForConditionalGeneration": read_llava_onevision,
+    "MiniMaxM3SparseForConditionalGeneration": read_minimax,
     "Mistral3ForConditionalGeneration": _read_pixtral,
     "Qwen2VLForConditionalGeneration": _read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": _read_qwen2_5_vl,

@@ -92,6 +92,11 @@ class VisionConfig:
         """Returns the vectors that such an image becomes."""
         return prod(grid) // self.merge**2
 
+    def sides(self, grid: tuple[int, ...]) -> tuple[int, int]:
+        """Returns rows and columns of such an image's vectors, where positions have both."""
+        height, width = grid
+        return height // self.merge, width // self.merge
+
     def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
         """Returns the grid of an image of about as many vectors, and no more."""
         side = isqrt(max_vectors) * self.merge
@@ -111,6 +116,17 @@ class VisionConfig:
     def num_features(self) -> int:
         """Elements of a row of vectors: the one that replaces a token, then that of each level."""
         return self.out_size * (1 + self.num_levels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVisionConfig(VisionConfig):
+    """Shape of a tower like Qwen's: patches of several frames, rotated by row and column.
+
+    num_frames: frames of a patch; images repeat their only one.
+    """
+
+    rope_theta: float
+    num_frames: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,10 +31,19 @@ def head_order(head_dim: int, rope: RopeConfig, *, num_unrotated: int = 0) -> li
         first, second = list(range(0, size, 2)), list(range(1, size, 2))
     else:
         first, second = list(range(size // 2)), list(range(size // 2, size))
-    rest = list(range(size, head_dim))
-    middle = len(rest) // 2
-    order = [*first, *rest[:middle], *second, *rest[middle:]]
+    order = _with_rest(first, second, head_dim)
     return [*range(num_unrotated), *(num_unrotated + index for index in order)]
+
+
+def turned_first(head_dim: int, size: int) -> list[int]:
+    """Returns the same where the halves of a head's first `size` elements form pairs."""
+    return _with_rest(list(range(size // 2)), list(range(size // 2, size)), head_dim)
+
+
+def _with_rest(first: list[int], second: list[int], head_dim: int) -> list[int]:
+    rest = list(range(2 * len(first), head_dim))
+    middle = len(rest) // 2
+    return [*first, *rest[:middle], *second, *rest[middle:]]
 
 
 def reorder_heads(loaded: torch.Tensor, order: Sequence[int]) -> torch.Tensor:

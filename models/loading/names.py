@@ -34,10 +34,12 @@ _TEXT = (
 
 VISION_PARTS = (
     "vision_tower.",
+    "vit.",
     "vision_embedder.",
     "embed_vision.",
     "mm_projector.",
     "multi_modal_projector.",
+    "patch_merge_mlp.",
     "image_newline",
 )
 """Parts of an encoder of images in families that do not call it `visual`."""

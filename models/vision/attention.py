@@ -1,9 +1,14 @@
 """Attention of patches to all patches of their segment: an image, or a window of one."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
+from torch.nn import functional
 
 from models.layers.norm import RMSNorm
+from models.layers.rotary_heads import reorder_heads
+from models.layers.weight import Replicated, ShardId
 from models.ops.attention.segment_attention import segment_attention
 from models.ops.elementwise.turn_heads import turn_heads
 
@@ -61,6 +66,33 @@ def halves_rotation(coordinates: torch.Tensor, *, head_dim: int, theta: float) -
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 
+def space_rotation(
+    coordinates: torch.Tensor, *, head_dim: int, rotary_dim: int, theta: float
+) -> torch.Tensor:
+    """Returns the rotation of heads by the time, row and column of each patch of an image.
+
+    A third each of the pairs that turn; an image has the time 0. The other pairs come last.
+
+    Args:
+        coordinates: [2, N], each patch's row and column.
+        head_dim: elements of a head.
+        rotary_dim: of these, the ones that turn, a multiple of 6.
+        theta: of the frequencies.
+
+    Returns:
+        [N, 2, head_dim] float32, cosines and sines.
+
+    Source: transformers 5.24, models/minimax_m3_vl, compute_axial_rope_parameters.
+    """
+    of_axis = rotary_dim // 3
+    exponents = torch.arange(0, of_axis, 2, device=coordinates.device).float() / of_axis
+    frequencies = 1.0 / theta**exponents
+    turned = (coordinates.unsqueeze(2) * frequencies).unbind()
+    angles = torch.cat((torch.zeros_like(turned[0]), *turned), dim=-1)
+    angles = functional.pad(angles, (0, (head_dim - rotary_dim) // 2)).repeat(1, 2)
+    return torch.stack((angles.cos(), angles.sin()), dim=1)
+
+
 def turn_parts(heads: torch.Tensor, rotation: torch.Tensor, *, num_parts: int) -> torch.Tensor:
     """Rotates heads, [N, H, D], in float32, in parts that turn by themselves."""
     values = heads.float()
@@ -113,10 +145,23 @@ class FusedAttention(nn.Module):
         return output
 
 
+class ReorderedLinear(nn.Linear, Replicated):
+    """A projection to heads whose elements are reordered for our rotation while they are loaded."""
+
+    def __init__(self, hidden_size: int, order: Sequence[int], *, bias: bool) -> None:
+        super().__init__(hidden_size, hidden_size, bias=bias)
+        self._order = order
+
+    def weight_loader(self, param: nn.Parameter, loaded: torch.Tensor, shard_id: ShardId) -> None:
+        """Copies the whole tensor, reordered."""
+        super().weight_loader(param, reorder_heads(loaded, self._order), shard_id)
+
+
 class SplitAttention(nn.Module):
     """Attention with projections of its own to queries, keys and values.
 
     norm_eps: of norms of queries and keys, all heads together; None without.
+    order: of each of our heads' elements, its index in the checkpoint's; None for the same.
     """
 
     def __init__(
@@ -127,12 +172,14 @@ class SplitAttention(nn.Module):
         bias: bool,
         out_bias: bool,
         norm_eps: float | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self._num_heads = num_heads
         self._scale = (hidden_size // num_heads) ** -0.5
-        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
-        self.k_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
+        order = order or range(hidden_size // num_heads)
+        self.q_proj = ReorderedLinear(hidden_size, order, bias=bias)
+        self.k_proj = ReorderedLinear(hidden_size, order, bias=bias)
         self.v_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=out_bias)
         if norm_eps is not None:

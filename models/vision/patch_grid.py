@@ -42,14 +42,25 @@ def interpolated(
     """
     side = int(table.num_embeddings**0.5)
     source = coordinates.to(torch.float32) * (side - 1) / (sizes - 1).clamp(min=1)
+    return bilinear(table.weight, source)
+
+
+def bilinear(table: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Returns learned positions between those of a square grid, [N, hidden], in float32.
+
+    Args:
+        table: [side^2, hidden], row by row.
+        source: [2, N] float32, row and column in the grid, of 0 or more.
+    """
+    side = int(len(table) ** 0.5)
     first = source.floor()
     after = source - first
-    taps = torch.stack((first, (first + 1).clamp(max=side - 1)), dim=2).long()
+    taps = torch.stack((first, first + 1), dim=2).clamp(max=side - 1).long()
     weights = torch.stack((1 - after, after), dim=2)
     index = (taps[0].unsqueeze(2) * side + taps[1].unsqueeze(1)).flatten(1)
     weight = (weights[0].unsqueeze(2) * weights[1].unsqueeze(1)).flatten(1)
-    resized: torch.Tensor = (table(index) * weight.unsqueeze(2)).sum(1)
-    return resized.to(table.weight.dtype)
+    resized: torch.Tensor = (functional.embedding(index, table) * weight.unsqueeze(2)).sum(1)
+    return resized.to(table.dtype)
 
 
 def bicubic(table: torch.Tensor, coordinates: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

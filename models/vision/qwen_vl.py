@@ -20,9 +20,8 @@ from models.config_sections.towers import (
     Qwen2VLVisionConfig,
     Qwen3VLVisionConfig,
     Qwen25VLVisionConfig,
-    QwenVisionConfig,
 )
-from models.config_sections.vision import VisionConfig
+from models.config_sections.vision import QwenVisionConfig, VisionConfig
 from models.layers.norm import LayerNorm, RMSNorm
 from models.layers.vision_tower import NUM_COLOURS, TowerLayers, VisionTower
 from models.vision.attention import FusedAttention, patch_rotation

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def image_rope_positions(
-    num_tokens: int, images: Sequence[tuple[int, int, tuple[int, ...]]], merge: int
+    num_tokens: int, images: Sequence[tuple[int, int, tuple[int, int]]]
 ) -> tuple[NDArray[np.int64], int]:
     """Returns the positions of a prompt's tokens, and what is added to those of later ones.
 
@@ -16,9 +16,8 @@ def image_rope_positions(
 
     Args:
         num_tokens: of the prompt.
-        images: of each, in order: offset of its first token, its tokens, and its grid, (height,
-            width) in patches.
-        merge: patches on each side of the square that becomes one token.
+        images: of each, in order: offset of its first token, its tokens, and their rows and
+            columns.
 
     Returns:
         Positions, [3, num_tokens]; and delta: a later token p has the position p + delta.
@@ -27,11 +26,10 @@ def image_rope_positions(
     """
     positions = np.empty((3, num_tokens), np.int64)
     end, start = 0, 0
-    for offset, length, (height, width) in images:
+    for offset, length, (rows, columns) in images:
         text = offset - end
         positions[:, end:offset] = np.arange(start, start + text)
         start += text
-        rows, columns = height // merge, width // merge
         if length != rows * columns:
             raise ValueError(f"an image of {rows} x {columns} vectors has {length} tokens")
         end = offset + length

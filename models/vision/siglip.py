@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from models.compile_support import support_torch_compile
+from models.config_sections.hy_v4_tower import HyV4VisionConfig
 from models.config_sections.vision import TileVisionConfig
 from models.layers.norm import LayerNorm
 from models.layers.vision_tower import TowerLayers
@@ -31,7 +32,7 @@ SIGLIP_NAMES: Mapping[str, str] = {
 class SiglipBlock(nn.Module):
     """Attention and feed-forward, each after a norm."""
 
-    def __init__(self, config: TileVisionConfig) -> None:
+    def __init__(self, config: TileVisionConfig | HyV4VisionConfig) -> None:
         super().__init__()
         size = config.hidden_size
         self.layer_norm1 = LayerNorm(size, config.norm_eps)

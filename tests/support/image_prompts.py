@@ -12,14 +12,14 @@ from models.config_sections.gemma_towers import (
     Gemma4ImageConfig,
     Gemma4UnifiedVisionConfig,
 )
+from models.config_sections.hy_v4_tower import HyV4VisionConfig
 from models.config_sections.kimi_tower import KimiVisionConfig
 from models.config_sections.llava_towers import LlavaVisionConfig
 from models.config_sections.towers import (
     InternVLVisionConfig,
     PixtralVisionConfig,
-    QwenVisionConfig,
 )
-from models.config_sections.vision import MutualLayers
+from models.config_sections.vision import MutualLayers, QwenVisionConfig
 from models.forward_context import ForwardContext, ImageMetadata
 from models.layers.decoder import CausalLM
 from models.vision.patch_layout import squares_first
@@ -62,6 +62,9 @@ def reference_inputs(model: CausalLM, pictures: list[Picture]) -> dict[str, torc
         frames = torch.cat(scaled).unsqueeze(2).expand(-1, -1, config.num_frames, -1)
         grids = torch.tensor([(1, *each.grid) for each in pictures])
         return {"pixel_values": frames.flatten(1), "image_grid_thw": grids}
+    if isinstance(config, HyV4VisionConfig):
+        grids = torch.tensor([(1, *each.grid) for each in pictures])
+        return {"pixel_values": torch.cat(scaled).flatten(1), "image_grid_thw": grids}
     if isinstance(config, KimiVisionConfig):
         side, grids = config.patch_size, torch.tensor([(1, *each.grid) for each in pictures])
         rows = [
@@ -194,8 +197,9 @@ class ImageRunner(PagedRunner):
             images.append((offset, count, picture.grid))
         self._index[sequence.row], self._key_ends[sequence.row] = index, key_ends
         if self.model.config.rope.axes:
-            merge = self.model.config.vision.merge
-            self._positions[sequence.row] = image_rope_positions(len(index), images, merge)
+            sides = self.model.config.vision.sides
+            laid_out = [(offset, count, sides(grid)) for offset, count, grid in images]
+            self._positions[sequence.row] = image_rope_positions(len(index), laid_out)
         return sequence
 
     @property

@@ -1,5 +1,7 @@
 """Shapes of tiny texts and towers, of which models that see images are made."""
 
+from dataclasses import dataclass
+
 TEXT = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -178,3 +180,20 @@ SHARED_EXPERT = EXPERTS | {"shared_expert_intermediate_size": 40}
 UNTIED = TOKENS | {"tie_word_embeddings": False}
 TIED = TOKENS | {"tie_word_embeddings": True}
 HEADS_SHARE_ALL = {"head_dim": 8, "use_sliding_window": False}
+QWEN_GRIDS = ((4, 6), (2, 10), (8, 2))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model that sees images: its class, and the fields of its parts and of the whole."""
+
+    name: str
+    text: dict
+    vision: dict
+    whole: dict
+    grids: tuple[tuple[int, ...], ...]
+    """Grids of images that it sees, odd ones."""
+    least_step: int = 1
+    """Tokens that a step must have room for: those of an image that one step computes."""
+    model: str | None = None
+    """The class of the whole; None for the one named like the config's."""

@@ -1,7 +1,6 @@
 """Tiny random models that see images, each in two odd shapes, written by transformers."""
 
 import copy
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 import transformers
 
 from tests.support.recent_variants import GEMMA_4, GROWING_ROPE
+from tests.support.recent_vision_variants import RECENT_VARIANTS
 from tests.support.vision_parts import (
     ALTERNATING,
     CLIP,
@@ -34,6 +34,7 @@ from tests.support.vision_parts import (
     QWEN2_TOWER,
     QWEN3_TOWER,
     QWEN25_TOWER,
+    QWEN_GRIDS,
     SECTIONS,
     SHARED_EXPERT,
     SIGLIP,
@@ -43,27 +44,12 @@ from tests.support.vision_parts import (
     TOKENS,
     UNTIED,
     WINDOWED,
+    Variant,
     half_sections,
 )
 
-
-@dataclass(frozen=True)
-class Variant:
-    """A model that sees images: its class, and the fields of its parts and of the whole."""
-
-    name: str
-    text: dict
-    vision: dict
-    whole: dict
-    grids: tuple[tuple[int, ...], ...]
-    """Grids of images that it sees, odd ones."""
-    least_step: int = 1
-    """Tokens that a step must have room for: those of an image that one step computes."""
-
-
-QWEN_GRIDS = ((4, 6), (2, 10), (8, 2))
-
 VARIANTS = {
+    **RECENT_VARIANTS,
     "qwen3_vl": Variant(
         "Qwen3VL",
         TEXT | {"rope_parameters": ALTERNATING},
@@ -359,7 +345,8 @@ def write_vision_checkpoint(folder: Path, variant: str, whole: dict | None = Non
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(variant.encode()))
-        model = getattr(transformers, f"{row.name}ForConditionalGeneration")(config).eval()
+        name = row.model or f"{row.name}ForConditionalGeneration"
+        model = getattr(transformers, name)(config).eval()
         for name, param in model.named_parameters():
             is_norm = "norm" in name.rpartition(".")[0].rpartition(".")[2]
             with torch.no_grad():

@@ -51,6 +51,30 @@ def glm4v(files: ImageFiles) -> dict[str, Any]:
     return settings | areas
 
 
+def hy_v4(files: ImageFiles) -> dict[str, Any]:
+    """Returns the settings of Hy4's kind: as Qwen's, always resized by a bicubic filter."""
+    defaults = {
+        "patch_size": 16,
+        "temporal_patch_size": 1,
+        "size": {"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048},
+    }
+    settings = qwen_vl(replace(files, image=files.image.with_defaults(defaults)))
+    return settings | {"resample": 3}
+
+
+def minimax_m3(files: ImageFiles) -> dict[str, Any]:
+    """Returns the settings of MiniMax M3's kind: as Qwen's, with tokens around an image."""
+    values = dict(files.image.values)
+    if values.get("size") == [672, 672]:  # what released files say and nothing follows
+        del values["size"]
+    image = Fields(files.image.file, values, files.image.prefix)
+    defaults = {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 451584}}
+    settings = qwen_vl(replace(files, image=image.with_defaults(defaults)))
+    spellings = ["]<]start of image[>[", "]<]end of image[>["]
+    start_id, end_id = token_ids(files.folder, spellings)
+    return settings | {"start_token_id": start_id, "end_token_id": end_id}
+
+
 def pixtral(files: ImageFiles) -> dict[str, Any]:
     """Returns the settings of Pixtral's kind."""
     patch_size = files.processor.count("patch_size", 16)

@@ -9,11 +9,13 @@ from services.frontend.images.families.kimi import Kimi
 from services.frontend.images.families.llava import Llava
 from services.frontend.images.families.llava_onevision import LlavaNext, LlavaOnevision
 from services.frontend.images.families.pixtral import Pixtral
-from services.frontend.images.families.qwen_vl import Glm4v, QwenVL
+from services.frontend.images.families.qwen_vl import Glm4v, HyV4, MiniMaxM3, QwenVL
 
 FAMILIES: dict[str, type[Family]] = {
     "qwen_vl": QwenVL,
     "glm4v": Glm4v,
+    "hy_v4": HyV4,
+    "minimax_m3": MiniMaxM3,
     "pixtral": Pixtral,
     "internvl": InternVL,
     "kimi": Kimi,

@@ -63,7 +63,7 @@ class ImageInputs:
         """
         vision = config.vision
         assert vision is not None, "the model sees images"
-        self._image_token_id, self._merge = vision.image_token_id, vision.merge
+        self._image_token_id, self._sides = vision.image_token_id, vision.sides
         self._has_mrope = bool(config.rope.axes)
         self.sees_later = vision.mutual_layers is not MutualLayers.NONE
         """Whether tokens of an image attend to later ones of it."""
@@ -231,7 +231,8 @@ class ImageInputs:
         ]
         rope_positions, delta = None, 0
         if self._has_mrope:
-            rope_positions, delta = image_rope_positions(end, spans, self._merge)
+            laid_out = [(offset, count, self._sides(grid)) for offset, count, grid in spans]
+            rope_positions, delta = image_rope_positions(end, laid_out)
         return _RowImages(end=end, tokens=tokens, rope_positions=rope_positions), delta
 
     def _slots_of(self, page_ids: bytes, num_vectors: int) -> npt.NDArray[np.int64]:

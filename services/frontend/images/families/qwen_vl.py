@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen3.5 and GLM-4V: any size, patches in windows that the encoder merges."""
+"""Qwen2-VL to Qwen3.5, GLM-4V and MiniMax M3: any size, windows that the encoder merges."""
 
 import math
 from typing import Annotated
@@ -8,7 +8,9 @@ from pydantic import Field
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.images.families.family import (
+    Grid,
     Patches,
+    TokenId,
     WindowFamily,
     patchify,
 )
@@ -80,3 +82,49 @@ class Glm4v(QwenVL):
             scale = max(factor / height, factor / width)
             height, width = int(height * scale), int(width * scale)
         return QwenVL.resized_size(self, height, width, max_patches=max_patches)
+
+
+class MiniMaxM3(QwenVL):
+    """Settings of transformers' MiniMaxM3VLImageProcessor and MiniMaxM3VLProcessor."""
+
+    start_token_id: TokenId
+    end_token_id: TokenId
+    """Enclose an image's tokens."""
+
+    def token_ids(self, grid: Grid, image_token_id: int) -> tuple[int, ...]:
+        """Returns one image token for each window between a start and an end."""
+        image = QwenVL.token_ids(self, grid, image_token_id)
+        return (self.start_token_id, *image, self.end_token_id)
+
+
+class HyV4(QwenVL):
+    """Settings of transformers' HYV4VLImageProcessor: rows of patches, and tokens that end rows."""
+
+    @property
+    def min_patches(self) -> int:
+        """Patches for which the limit of patches has room with the end of their row."""
+        return 2 * self.merge_size**2
+
+    def patches(self, image: Image.Image, *, max_patches: int, is_only_image: bool) -> Patches:
+        """Resizes to whole windows and cuts row by row."""
+        height, width = self.resized_size(image.height, image.width, max_patches=max_patches)
+        values = patchify(self._resized(image, height, width), self.patch_size)
+        return Patches((height // self.patch_size, width // self.patch_size), values)
+
+    def token_ids(self, grid: Grid, image_token_id: int) -> tuple[int, ...]:
+        """Returns one image token for each window and each end of a row of windows."""
+        rows = grid[0] // self.merge_size
+        return (*QwenVL.token_ids(self, grid, image_token_id), *(image_token_id,) * rows)
+
+    def resized_size(self, height: int, width: int, *, max_patches: int) -> tuple[int, int]:
+        """Returns the height and width that an image is resized to.
+
+        The engine's limit of patches bounds the tokens, a window's patches for each.
+        """
+        window, limit = self.patch_size * self.merge_size, max_patches
+        while True:
+            size = QwenVL.resized_size(self, height, width, max_patches=limit)
+            tokens = size[0] // window * (size[1] // window + 1)
+            if tokens * self.merge_size**2 <= max_patches or limit <= self.merge_size**2:
+                return size
+            limit = max(self.merge_size**2, limit * 9 // 10)

@@ -25,6 +25,7 @@ from tests.unit.models.tokenizers.test_byte_ranks import tekken_of
 
 HALF = [0.5, 0.5, 0.5]
 ADDED = ["[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<begin>"]
+ADDED += ["]<]start of image[>[", "]<]end of image[>["]
 TOKENIZER = {"added_tokens": [{"id": 100 + i, "content": text} for i, text in enumerate(ADDED)]}
 QWEN3_VL = {
     "size": {"longest_edge": 16777216, "shortest_edge": 65536},
@@ -303,6 +304,38 @@ def test_kimis_published_fields_are_those_of_transformers(tmp_path):
     size = {"max_height": 300, "max_width": 300}
     image = {"max_patches": 9000, "size": size, "image_processor_type": "Kimi_K25ImageProcessor"}
     assert read(tmp_path, "kimi_k25", image).settings == published.settings
+
+
+def test_images_of_hy4_are_resized_by_a_bicubic_filter_whatever_its_file_says(tmp_path):
+    image = {"resample": 1, "image_processor_type": "HYV4VLImageProcessor"}
+    found = read(tmp_path, "hy_v4_vl", image)
+    assert (found.kind, found.image_token_id) == ("hy_v4", 120120)
+    assert without_common(found) == {
+        "patch_size": 16,
+        "merge_size": 2,
+        "temporal_patch_size": 1,
+        "min_pixels": 512 * 512,
+        "max_pixels": 2048 * 2048,
+    }
+    assert found.settings["resample"] == 3
+
+
+@pytest.mark.parametrize(
+    "size", [[672, 672], None, {"shortest_edge": 3136, "longest_edge": 451584}]
+)
+def test_the_size_in_published_files_of_minimax_m3_is_passed_over(tmp_path, size):
+    image = {"size": size, "image_processor_type": "MiniMaxM3VLImageProcessor"}
+    found = read(tmp_path, "minimax_m3_vl", image, image_token_index=77)
+    assert (found.kind, found.image_token_id) == ("minimax_m3", 77)
+    assert without_common(found) == {
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 3136,
+        "max_pixels": 451584,
+        "start_token_id": 105,
+        "end_token_id": 106,
+    }
 
 
 def test_steps_that_are_left_out_change_nothing(tmp_path):

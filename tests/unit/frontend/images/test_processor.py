@@ -5,6 +5,7 @@ import importlib
 import json
 import struct
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.hy_v4_vl.image_processing_pil_hy_v4_vl import HYV4VLImageProcessorPil
+from transformers.models.hy_v4_vl.processing_hy_v4_vl import HYV4VLProcessor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
@@ -23,6 +26,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
     LlavaOnevisionImageProcessorPil,
 )
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.minimax_m3_vl.processing_minimax_m3_vl import MiniMaxM3VLProcessor
 from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -111,6 +115,45 @@ def test_glm4v_equals_transformers(size, longest_edge):
     assert_close(patches_of(processed, 14), pixels[:, :, 0])
     assert [1, *processed.grid] == np.asarray(theirs["image_grid_thw"])[0].tolist()
     assert processed.tokens == (IMAGE_TOKEN_ID,) * (len(pixels) // 4)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (333, 77), (1601, 1203)])
+def test_hy4_equals_transformers(size):
+    image = picture(size)
+    processed = processor("hy_v4").process(image)
+    theirs = HYV4VLImageProcessorPil()(image, **RAW)
+    pixels = np.asarray(theirs["pixel_values"]).reshape(-1, 3, 16, 16)
+    assert_close(patches_of(processed, 16), pixels)
+    assert [1, *processed.grid] == np.asarray(theirs["image_grid_thw"])[0].tolist()
+    num_tokens = HYV4VLProcessor._num_frame_tokens(*processed.grid, 2)
+    assert processed.tokens == (IMAGE_TOKEN_ID,) * num_tokens
+
+
+@pytest.mark.parametrize("limit", [8, 40, 1000])
+def test_hy4_stays_below_the_engines_limit_of_tokens(limit):
+    for size in [size for size in SIZES if size != (1000, 1)]:
+        processed = processor("hy_v4", limit).process(picture(size))
+        assert len(processed.tokens) * 4 <= limit or min(processed.grid) == 2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (333, 77), (1601, 1203)])
+def test_minimax_m3_equals_transformers(size):
+    """Its image processor is Qwen2-VL's with other areas; it has none on Pillow of its own."""
+    image = picture(size)
+    processed = processor("minimax_m3", min_pixels=4 * 28 * 28).process(image)
+    area = {"shortest_edge": 4 * 28 * 28, "longest_edge": 451584}
+    theirs = Qwen2VLImageProcessorPil(size=area)(image, **RAW)
+    pixels = np.asarray(theirs["pixel_values"]).reshape(-1, 3, 2, 14, 14)
+    assert_close(patches_of(processed, 14), pixels[:, :, 0])
+    assert [1, *processed.grid] == np.asarray(theirs["image_grid_thw"])[0].tolist()
+    text_processor = object.__new__(MiniMaxM3VLProcessor)
+    text_processor.image_processor = SimpleNamespace(merge_size=2)
+    text_processor.IMAGE_TOKEN = "I"
+    text_processor.VISION_START_TOKEN, text_processor.VISION_END_TOKEN = "BE"
+    text = text_processor.replace_image_token(
+        {"image_grid_thw": np.array([[1, *processed.grid]])}, 0
+    )
+    assert processed.tokens == tuple(SPELLINGS[letter] for letter in text)
 
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size != (1000, 1)])

@@ -50,7 +50,11 @@ def seeing(vision_pair, variant):
     return vision_pair(variant)
 
 
-@pytest.fixture(params=["qwen3_vl", "qwen2_5_vl", "qwen3_5"])
+@pytest.fixture(
+    params=[
+        "qwen3_vl", "qwen2_5_vl", "qwen3_5", pytest.param("hy_v4", marks=pytest.mark.families)
+    ]
+)  # fmt: skip
 def sectioned(vision_pair, request):
     """Our model and transformers', where positions are those in time, height and width."""
     return vision_pair(request.param)

@@ -179,6 +179,14 @@ def test_kimis_published_names_are_those_of_transformers(tmp_path):
     assert torch.equal(vectors_of_kimi(tmp_path), expected)
 
 
+@pytest.mark.families
+def test_minimax_m3s_published_names_are_those_of_transformers(tmp_path):
+    reference = write_vision_checkpoint(tmp_path, "minimax_m3")
+    expected = vectors(load(tmp_path))
+    save_file(reference.state_dict(), tmp_path / "model.safetensors")
+    assert torch.equal(vectors(load(tmp_path)), expected)
+
+
 @pytest.mark.parametrize("sides", [[2.0, 2.0], [True, True], [2, 3], [5, 5], 2, None])
 def test_kimi_joins_squares_of_a_small_side(tmp_path, sides):
     write_vision_checkpoint(tmp_path, "kimi")
