@@ -7,6 +7,7 @@ DRAFTING_ARCHITECTURES = (
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GlmMoeDsaForCausalLM",
+    "HYV4ForCausalLM",
     "MiMoV2FlashForCausalLM",
     "NemotronHForCausalLM",
     "Qwen3NextForCausalLM",
