@@ -2,8 +2,10 @@
 
 import torch
 
+from models.batch_invariance import is_batch_invariant
 from models.config import ModelConfig
 from models.layers.gated_mlp import GatedMLP
+from models.ops.elementwise.sigmoid_gate import sigmoid_gate
 from models.parallel.group import ParallelGroup
 
 
@@ -32,7 +34,11 @@ class ClampedMLP(GatedMLP):
         """Maps [T, hidden] to [T, hidden]."""
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
         gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
-        inner = gate * torch.sigmoid(self._alpha * gate) * (up + 1 if self._adds_one else up)
+        if is_batch_invariant():
+            turned = sigmoid_gate(gate, self._alpha * gate)
+        else:  # what compilers join
+            turned = gate * torch.sigmoid(self._alpha * gate)
+        inner = turned * (up + 1 if self._adds_one else up)
         output: torch.Tensor = self.down_proj(inner)
         return output
 

@@ -194,7 +194,7 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
             "operations choose their order by the size of the batch"
         )
     has_index = model.mla is not None and model.mla.index is not None
-    if has_index or model.compression is not None or model.block_index is not None:
+    if has_index or model.compression is not None:
         raise ValueError(
             f"--batch-invariant does not cover attention that chooses its tokens, which {name} "
             "has: scores that choose them depend on the batch"

@@ -5,6 +5,7 @@ import torch
 
 from tests.support.attention_case import Heads
 from tests.support.block_sparse_case import make_block_sparse_case
+from tests.support.invariance import batch_invariance
 from tests.support.tolerances import ROW_TOLERANCE, assert_rows_close
 
 pytestmark = pytest.mark.gpu
@@ -53,6 +54,19 @@ def test_keys_of_8_bits_are_attended_as_the_cache_has_them(batch):
     )  # fmt: skip
     output = case.run()
     assert_rows_close(output, case.with_exact_keys().run())
+
+
+@pytest.mark.parametrize("index", INDEXES.values(), ids=INDEXES)
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_a_token_has_the_bits_that_it_has_alone_in_batch_invariant_mode(batch, index):
+    heads, index_dim = HEADS["minimax-m3"]
+    case = make_block_sparse_case(
+        *batch, heads, **index, index_dim=index_dim, dtype=torch.bfloat16, device="cuda"
+    )
+    with batch_invariance():
+        whole = case.run()
+        for token in range(0, len(whole), 7):
+            assert torch.equal(case.alone(token).run()[0], whole[token])
 
 
 @pytest.mark.parametrize("batch", ["decode", "one"])

@@ -41,6 +41,33 @@ class BlockSparseCase:
                 self.top_blocks, self.local_blocks, plain.q.shape[-1] ** -0.5,
             )  # fmt: skip
 
+    def alone(self, token: int) -> "BlockSparseCase":
+        """Returns one token of the case as the only one of its step; for kernels."""
+        plain, metadata = self.plain, self.plain.metadata
+        request = int(token_request(metadata.query_start_loc)[token])
+        num_keys = int(plain.positions[token]) + 1
+        num_blocks = -(-num_keys // plain.cache.k.shape[1])
+        own, step = slice(token, token + 1), metadata.query_start_loc
+        metadata = replace(
+            metadata,
+            query_start_loc=step.new_tensor([0, 1]),
+            seq_lens=metadata.seq_lens.new_tensor([num_keys]),
+            row_ids=metadata.row_ids[request : request + 1],
+            block_tables=metadata.block_tables[request : request + 1, :num_blocks].contiguous(),
+            slot_mapping=metadata.slot_mapping[own],
+            groups=(),
+            max_seqlen_q=1,
+            max_seqlen_k=num_keys,
+        )
+        plain = replace(
+            plain,
+            metadata=metadata,
+            positions=plain.positions[own],
+            **{name: getattr(plain, name)[own].contiguous() for name in ("q", "k", "v")},
+        )
+        index_q, index_k = self.index_q[own].contiguous(), self.index_k[own].contiguous()
+        return replace(self, plain=plain, index_q=index_q, index_k=index_k)
+
     def exact(self) -> "BlockSparseCase":
         """Returns the case on the CPU, where the reference runs, in float64."""
         plain = self.plain.exact()

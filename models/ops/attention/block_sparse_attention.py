@@ -3,6 +3,8 @@
 Like models.ops.attention.attention it has no output and writes into its caller's tensor.
 """
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional
 
@@ -10,9 +12,10 @@ from models.batch_invariance import is_batch_invariant
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kernels.gpu import has_kernels
 from models.kv_cache import KVCacheData
-from models.operands.block_index import BlockIndex
+from models.operands.block_index import BlockIndex, ordered_choice
 from models.ops.attention.attention import attend_group
 from models.ops.attention.kv_cache import write_kv_cache
+from models.ops.attention.queries_alone import queries_alone
 from models.ops.custom_op import operator
 
 
@@ -49,7 +52,6 @@ def block_sparse_attention_with_output(  # noqa: PLR0913  # an operator takes no
     context = get_forward_context()
     cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
     assert isinstance(cache, KVCacheData), f"layer {layer_index} caches no keys and values"
-    assert not is_batch_invariant(), "the mode refuses indexes"
     _write_index_keys(cache, index_k, metadata.slot_mapping)
     index = BlockIndex(
         q=index_q, block_size=block_size, top_blocks=top_blocks, local_blocks=local_blocks
@@ -58,9 +60,15 @@ def block_sparse_attention_with_output(  # noqa: PLR0913  # an operator takes no
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.attention.block_sparse.block_sparse_attention import attend
 
-        attend(q, k, v, output, cache, metadata, index, scale)
+        attend(q, k, v, output, cache, metadata, index, scale, is_invariant=is_batch_invariant())
         return
     write_kv_cache(cache, k, v, metadata.slot_mapping)
+    if is_batch_invariant():
+        for query, group in queries_alone(q, metadata.groups, cache.k.shape[1]):
+            tokens = group.tokens
+            mask = _chosen(replace(index, q=index_q[tokens].clone()), cache, group)
+            attend_group(query, cache, group, mask, output[tokens], None, scale, 0.0)
+        return
     for group in metadata.groups:
         tokens = group.tokens
         mask = _chosen(index.of(tokens), cache, group)
@@ -91,7 +99,7 @@ def _chosen(index: BlockIndex, cache: KVCacheData, group: AttentionGroup) -> tor
     numbers = torch.arange(num_blocks, device=scores.device)
     is_local = (numbers <= own) & (numbers > own - index.local_blocks)
     by_block = by_block.masked_fill(is_local, torch.inf)
-    best = by_block.topk(min(index.top_blocks, num_blocks), dim=-1).indices
+    best = ordered_choice(by_block, min(index.top_blocks, num_blocks))
     chosen = torch.zeros(by_block.shape, dtype=torch.bool, device=scores.device)
     chosen = chosen.scatter(-1, best, value=True)
     return chosen.repeat_interleave(index.block_size, -1)[..., :num_keys] & group.mask

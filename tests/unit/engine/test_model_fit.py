@@ -92,7 +92,6 @@ def check(folder, variant, **flags):
             {"num_speculative_tokens": 2, "draft_model": "draft"},
             "--draft-model does not cover DeepseekV4ForCausalLM",
         ),
-        ("minimax_m3", {"batch_invariant": True}, "--batch-invariant does not cover attention"),
         ("deepseek_v4", {"tensor_parallel_size": 4}, "is 4: 2 groups of heads cannot"),
         (
             "mamba2",

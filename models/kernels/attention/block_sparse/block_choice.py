@@ -9,7 +9,7 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.latent.index_choice import MOST_SCORES
 from models.kernels.attention.request_search import request_of_tile
-from models.operands.block_index import BlockIndex
+from models.operands.block_index import BlockIndex, ordered_choice
 
 _ROWS, _MANY_ROWS = 16, 64
 """Queries of all heads that share a tile of keys, in steps of single tokens and in others."""
@@ -108,24 +108,28 @@ def _score_blocks_kernel(
 
 
 def choose_blocks(
-    index: BlockIndex, keys: torch.Tensor, metadata: AttentionMetadata
+    index: BlockIndex, keys: torch.Tensor, metadata: AttentionMetadata, *, is_invariant: bool
 ) -> torch.Tensor | None:
-    """Returns the numbers of the blocks that each query attends to, unordered: [T, H, top] int32.
+    """Returns the numbers of the blocks that each query attends to: [T, H, top] int32.
 
     A query that sees fewer blocks also gets some that it does not see. None if no sequence can have
     more than top_blocks. The host reads nothing.
 
     keys: of the index, [N, B, I], with this step's.
+    is_invariant: the blocks that a query sees come first and rise, whatever the step; never None.
     """
     block_size, size = keys.shape[1:]
     num_keys = metadata.block_tables.shape[1] * block_size
     num_blocks = triton.cdiv(num_keys, index.block_size)
-    if num_blocks <= index.top_blocks:
-        return None
     num_tokens, num_heads, _ = index.q.shape
+    shape = num_tokens, num_heads, index.top_blocks
+    if num_blocks <= index.top_blocks:
+        every = torch.arange(index.top_blocks, dtype=torch.int32, device=keys.device)
+        return every.expand(shape).contiguous() if is_invariant else None
     num_requests = metadata.seq_lens.shape[0]
     padded_heads = triton.next_power_of_2(num_heads)
-    rows = _ROWS if metadata.max_seqlen_q == 1 else _MANY_ROWS
+    # With more rows, tensor cores would take other instructions.
+    rows = _ROWS if metadata.max_seqlen_q == 1 or is_invariant else _MANY_ROWS
     block_d = max(16, triton.next_power_of_2(size))
     form = ChoiceForm(
         num_heads=num_heads, padded_heads=padded_heads, size=size, block_d=block_d,
@@ -133,7 +137,6 @@ def choose_blocks(
         queries=max(1, rows // padded_heads),
         keys=64 if index.q.itemsize * block_d <= _MOST_BYTES else 16,
     )  # fmt: skip
-    shape = num_tokens, num_heads, index.top_blocks
     chosen = torch.empty(shape, dtype=torch.int32, device=keys.device)
     run = max(1, MOST_SCORES // (num_heads * num_blocks))
     for first in range(0, num_tokens, run):
@@ -144,6 +147,9 @@ def choose_blocks(
             metadata.query_start_loc, metadata.block_tables.stride(0), num_requests, first, count,
             num_blocks, form=form, num_warps=4,
         )  # fmt: skip
-        best = scores.topk(index.top_blocks, dim=-1, sorted=False).indices
+        if is_invariant:
+            best = ordered_choice(scores, index.top_blocks)
+        else:
+            best = scores.topk(index.top_blocks, dim=-1, sorted=False).indices
         chosen[first : first + count].copy_(best)
     return chosen

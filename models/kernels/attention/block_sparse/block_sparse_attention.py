@@ -164,12 +164,17 @@ def attend(
     metadata: AttentionMetadata,
     index: BlockIndex,
     scale: float,
+    *,
+    is_invariant: bool = False,
 ) -> None:
     """Runs models.ops.attention.block_sparse_attention on a GPU, after the index's keys are stored.
 
     Grids depend on sizes alone and the host reads nothing, so launches may be captured. Results of
     parts are added up in a fixed order. Where every block that there is can be chosen, the kernels
     of models.kernels.attention.attention run.
+
+    In batch-invariant mode (is_invariant) they do not, and one program attends to all keys, in the
+    order of their blocks: the bits of a row depend on its sequence alone.
 
     q, output: [T, Hq, D], contiguous. k, v: [T, Hk, D]. Others as in the operator.
 
@@ -178,7 +183,7 @@ def attend(
     """
     assert cache.index_keys is not None, "an index caches its keys"
     _check_sizes(cache, len(q))
-    chosen = choose_blocks(index, cache.index_keys, metadata)
+    chosen = choose_blocks(index, cache.index_keys, metadata, is_invariant=is_invariant)
     if chosen is None:
         attend_all(q, k, v, output, cache, metadata, None, None, None, scale, 0.0)
         return
@@ -189,7 +194,7 @@ def attend(
     rows = min(64, max(16, triton.next_power_of_2(group)))
     programs = num_kv_heads * triton.cdiv(group, rows)
     splits = 1
-    if num_tokens < _FEWEST_WHOLE:
+    if num_tokens < _FEWEST_WHOLE and not is_invariant:
         splits = max(1, min(MAX_SPLITS, _PROGRAMS // (num_tokens * programs)))
     num_rows = num_tokens * splits if splits > 1 else 0
     partials = torch.empty(num_rows, num_heads, head_dim, dtype=torch.float32, device=q.device)
