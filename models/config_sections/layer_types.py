@@ -81,7 +81,8 @@ def count_draft_layers(fields: Fields) -> int:
     """Returns the number of layers after the last one that guess tokens ahead.
 
     Nemotron-H's have a part of attention and one of experts; there are none of others here. Of
-    MiMo-V2's, which files need not count, the first is used.
+    MiMo-V2's, which files need not count, and Hy4's, which they may count one more, the first is
+    used.
 
     Raises:
         ConfigError: it is ill-typed.
@@ -93,7 +94,8 @@ def count_draft_layers(fields: Fields) -> int:
     kinds = fields.values.get("mtp_layers_block_type", kinds)
     is_known = kinds in ("*E", ["full_attention", "moe"])
     number = fields.count(name, 0, minimum=0) if is_known else 0
-    return min(number, 1) if fields.architecture() == "MiMoV2FlashForCausalLM" else number
+    has_one = fields.architecture() in ("HYV4ForCausalLM", "MiMoV2FlashForCausalLM")
+    return min(number, 1) if has_one else number
 
 
 def _pattern_types(fields: Fields) -> tuple[str, ...]:

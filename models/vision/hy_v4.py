@@ -21,9 +21,9 @@ from models.vision.patch_layout import IMAGE_ROWS, image_layout
 from models.vision.siglip import SiglipBlock
 
 SIZE_SHIFT = 0.1
-"""What is added to the size that learned positions are resized to.
+"""Added to the size that learned positions are resized to.
 
-It also moves them where they have that size, as PyTorch does on a GPU; on a CPU it copies them.
+So they move a little where they have that size, as PyTorch moves them on a GPU; on a CPU it copies.
 """
 
 

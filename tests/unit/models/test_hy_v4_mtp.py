@@ -72,7 +72,7 @@ def write_draft(folder, variant, *, agreement=0.0):
     config = json.loads(config_file.read_text())
     config.pop("layer_types", None)  # all are alike
     config |= {name: changes[name] for name in lists}
-    config |= {"num_hidden_layers": count, "num_nextn_predict_layers": 1}
+    config |= {"num_hidden_layers": count, "num_nextn_predict_layers": 2}
     config_file.write_text(json.dumps(config))
     return whole, own
 

@@ -123,6 +123,16 @@ def test_a_wish_about_reasoning_without_a_variable_changes_nothing(variables):
         render(PLAIN, USED[:1], variables={**variables, "colour": 1})
 
 
+@pytest.mark.parametrize(
+    ("reasons", "variables", "mode"),
+    [(False, {}, "disabled"), (True, {}, ""), (None, {}, ""), (None, {"thinking_mode": "x"}, "x")],
+)
+def test_a_wish_for_no_reasoning_disables_a_template_with_modes(reasons, variables, mode):
+    source = PLAIN + "{{ thinking_mode }}"
+    shown = render(source, USED[:1], variables=variables, reasons=reasons)
+    assert shown == f"[user]1?[assistant]{mode}"
+
+
 def test_earlier_reasoning_is_left_out_where_a_template_has_none():
     messages = [*USED[:1], {"role": "assistant", "content": "2", "reasoning_content": "Sums."}]
     assert render(PLAIN, messages) == "[user]1?[assistant]2[assistant]"
