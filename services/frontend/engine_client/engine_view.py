@@ -31,6 +31,8 @@ class EngineView:
         self.heartbeat = Heartbeat()
         self.adapters: dict[str, KnownAdapter] = {}
         """Adapters of the engine, by name."""
+        self.lists_adapters = False
+        """Whether these are all; an engine that has not started yet has none to list."""
         self._num_listed = 0
         """Changes of adapters that were part of the last list."""
         self._noted: dict[str, AdapterChange] = {}
@@ -83,6 +85,7 @@ class EngineView:
         self.num_sent_blocks = self.num_sent_requests = 0
         # A heartbeat may miss a request sent just before it; the next one includes it.
         self._expected_before, self._expected = self._expected, set()
+        self.lists_adapters |= heartbeat.ready or heartbeat.asleep
         known = heartbeat.adapters
         if heartbeat.HasField("adapters"):
             self.adapters = {each.name: each for each in known.adapters}

@@ -139,6 +139,10 @@ class EnginePool:
         known = (each.view.adapters.get(name) for each in self._knowing(model))
         return next((each.digest for each in known if each is not None), None)
 
+    def lists_adapters(self, model: str) -> bool:
+        """Whether an engine of a model is there to say which adapters it has."""
+        return any(each.view.lists_adapters for each in self._knowing(model))
+
     def send(
         self,
         request: EngineRequest,

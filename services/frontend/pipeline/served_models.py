@@ -81,7 +81,8 @@ class ServedModels:
         """Returns the model or adapter that a request names; an empty name means the only model.
 
         Raises:
-            EngineUnavailableError: no engine has connected yet.
+            EngineUnavailableError: no engine has connected yet, or a model has none now that could
+                say whether it has an adapter of this name.
             UnknownModelError: another model is served, several are and the name is empty, or the
                 caller may not use the adapter.
         """
@@ -97,6 +98,8 @@ class ServedModels:
         for model, digest in found:
             if digest is not None and is_allowed:
                 return dataclasses.replace(model, adapter=name, adapter_digest=digest)
+        if name and not all(self._engine.lists_adapters(each.info.model) for each in self.all):
+            raise self._engine.unavailable
         served = ", ".join(map(repr, sorted(self._models)))
         missing = f"the model {_shown(name)} is not served" if name else "no model is named"
         end = "is" if self._engine.swapper is None else "share a card"

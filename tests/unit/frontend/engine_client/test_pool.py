@@ -259,6 +259,16 @@ async def test_a_callers_seed_is_kept(cluster):
         assert cluster[0].submits[0].sampling == sampling
 
 
+async def refusals(stack: FrontendStack, *models: str) -> list[grpc.StatusCode]:
+    codes = []
+    for name in models:
+        call = stack.stub.Generate(pb.GenerateRequest(text="one", options={"model": name}))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(call))
+        codes.append(caught.value.code())
+    return codes
+
+
 async def test_an_adapter_is_known_while_its_engine_takes_no_requests():
     engine = FakeEngine()
     async with engine, frontend_stack(engine) as stack:
@@ -267,13 +277,20 @@ async def test_an_adapter_is_known_while_its_engine_takes_no_requests():
         pool.engines[0].view.note(change)
         engine.drain()
         await until(lambda: not pool.is_ready)
-        codes = []
-        for name in ("sql", "other"):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await anext(
-                    aiter(
-                        stack.stub.Generate(pb.GenerateRequest(text="one", options={"model": name}))
-                    )
-                )
-            codes.append(caught.value.code())
+        codes = await refusals(stack, "sql", "other")
     assert codes == [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND]
+
+
+async def test_no_name_is_unknown_while_no_engine_says_which_adapters_it_has():
+    engine = FakeEngine()
+    async with engine, frontend_stack(engine) as stack:
+        pool, names = stack.server.engine, ("fake", "sql", "")
+        assert await refusals(stack, "sql") == [grpc.StatusCode.NOT_FOUND]
+        await engine.die()
+        await until(lambda: not pool.engines[0].is_connected)
+        assert await refusals(stack, *names) == 3 * [grpc.StatusCode.UNAVAILABLE]
+        # It is back, and has yet to read its adapters.
+        engine.is_ready = False
+        await engine.start(engine.port)
+        await until(lambda: pool.engines[0].is_connected)
+        assert await refusals(stack, *names) == 3 * [grpc.StatusCode.UNAVAILABLE]
