@@ -13,6 +13,9 @@ class Attention(nn.Module):
     Metadata and cache come from the forward context; the layer knows only its index.
     """
 
+    splitting_op = "octavo::unified_attention_with_output"
+    """The operator at which a model with this layer is cut into pieces."""
+
     def __init__(
         self,
         layer_index: int,

@@ -25,6 +25,9 @@ class BlockSparseAttention(SelfAttention):
     Source: transformers 5.24, models/minimax_m3_vl.
     """
 
+    splitting_op = "octavo::block_sparse_attention_with_output"
+    """The operator at which a model with this layer is cut into pieces."""
+
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         super().__init__(config, layer_index, group, has_head_norms=True)
         index = _index_config(config)

@@ -31,6 +31,8 @@ class CompressedAttention(nn.Module):
     Source: DeepSeek-AI 2026, "DeepSeek-V4", section 2.3; transformers 5.24, models/deepseek_v4.
     """
 
+    splitting_op = "octavo::compressed_attention_with_output"
+    """The operator at which a model with this layer is cut into pieces."""
     frequencies: torch.Tensor
 
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:

@@ -25,6 +25,9 @@ class GatedDeltaNet(StateMixer):
     Source: Yang et al. 2024, "Gated Delta Networks", section 3.
     """
 
+    splitting_op = "octavo::gated_delta_net"
+    """The operator at which a model with this layer is cut into pieces."""
+
     def __init__(
         self,
         config: ModelConfig,

@@ -23,6 +23,9 @@ class KimiDeltaAttention(StateMixer):
     Source: Kimi Team 2025, "Kimi Linear", section 3.
     """
 
+    splitting_op = "octavo::gated_delta_net"
+    """The operator at which a model with this layer is cut into pieces."""
+
     def __init__(
         self,
         config: ModelConfig,

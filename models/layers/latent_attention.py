@@ -38,6 +38,9 @@ class LatentAttention(nn.Module):
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
     """
 
+    splitting_op = "octavo::latent_attention_with_output"
+    """The operator at which a model with this layer is cut into pieces."""
+
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         super().__init__()
         mla = _mla_config(config)

@@ -25,6 +25,8 @@ class LightningAttention(StateMixer):
     Source: MiniMax 2025, "MiniMax-01", section 2.2.
     """
 
+    splitting_op = "octavo::lightning_attention"
+    """The operator at which a model with this layer is cut into pieces."""
     slopes: torch.Tensor
 
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:

@@ -25,6 +25,9 @@ class Mamba2(StateMixer):
     Source: Dao and Gu 2024, "Transformers are SSMs", section 7.
     """
 
+    splitting_op = "octavo::mamba2"
+    """The operator at which a model with this layer is cut into pieces."""
+
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         mamba = mamba2_config(config)
         replicas = max(1, group.size // mamba.num_groups)

@@ -21,6 +21,9 @@ class ShortConv(StateMixer):
     Source: Liquid AI 2025, "LFM2 Technical Report", section 2.
     """
 
+    splitting_op = "octavo::short_conv"
+    """The operator at which a model with this layer is cut into pieces."""
+
     def __init__(self, config: ModelConfig, layer_index: int, group: ParallelGroup) -> None:
         conv, hidden = short_conv_config(config), config.hidden_size
         num_channels = group.split(hidden, "channels")

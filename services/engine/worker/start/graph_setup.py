@@ -130,13 +130,14 @@ def prepare_graphs(
             configured sizes, and those of steps that share prefixes or have no adapters on demand.
 
     Raises:
-        ValueError: pieces would contain attention, which changes from step to step.
+        ValueError: pieces would contain attention or a state's mixer, which change from step to
+            step.
     """
     support = _support(runner, config.level, limits)
     choice = supported_mode(config.graph_mode(runner.device.type), support)
     mode = choice.mode
     if mode.requires_piecewise_compilation():
-        _require_splits_at_attention(runner, config.splitting_ops)
+        _require_splits_at_mixers(runner, config.splitting_ops)
     sizes = _encoder_sizes(runner, mode, config, limits) if keys is None else ()
     on_demand: list[GraphKey] = []
     if keys is None:
@@ -302,12 +303,13 @@ def piece_graphs(device: torch.device, dtype: torch.dtype) -> PieceGraphs:
     return PieceGraphs(ReplayRecorder())
 
 
-def _require_splits_at_attention(runner: ModelRunner, splitting_ops: Collection[str]) -> None:
-    attention = DEFAULT_SPLITTING_OPS[0 if runner.model.config.mla is None else 1]
-    if attention not in splitting_ops:
+def _require_splits_at_mixers(runner: ModelRunner, splitting_ops: Collection[str]) -> None:
+    mixers = {getattr(layer, "splitting_op", None) for layer in runner.model.modules()}
+    missing = [each for each in DEFAULT_SPLITTING_OPS if each in mixers - set(splitting_ops)]
+    if missing:
         raise ValueError(
             f"splitting_ops is {', '.join(splitting_ops) or 'empty'}; graphs of pieces need "
-            f"{attention} among them, as attention cannot be part of one"
+            f"{' and '.join(missing)} among them, as attention and states cannot be part of one"
         )
 
 

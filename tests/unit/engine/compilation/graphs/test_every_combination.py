@@ -11,12 +11,14 @@ from services.engine.compilation.graphs.capture_plan import (
     planned_keys,
     supported_mode,
 )
+from services.engine.config.compilation import DEFAULT_SPLITTING_OPS
 from services.engine.config.compilation_level import CompilationLevel
 from services.engine.limits import StepLimits
 from services.engine.worker.start.graph_setup import piece_graphs, prepare_graphs
 from tests.support.compilation import compilation_config
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.graph_engine import GraphEngine
+from tests.support.random_checkpoints import write_checkpoint
 
 SIZES = (None, (), (1,), (4, 64), (10_000,))
 NUM_DRAFTS = (0, 1, 3)
@@ -119,3 +121,21 @@ def test_pieces_that_would_hold_attention_are_refused(engine, mode):
             prepare()
     else:
         assert prepare().mode is mode
+
+
+@pytest.mark.parametrize(
+    ("variant", "operator"),
+    [
+        ("deepseek_v4", "octavo::compressed_attention_with_output"),
+        ("minimax_m3", "octavo::block_sparse_attention_with_output"),
+        ("qwen3_next", "octavo::gated_delta_net"),
+    ],
+)
+def test_pieces_that_would_hold_one_of_a_models_mixers_are_refused(variant, operator, tmp_path):
+    write_checkpoint(tmp_path, variant)
+    config = compilation_config(
+        cudagraph_mode=CUDAGraphMode.PIECEWISE,
+        splitting_ops=[each for each in DEFAULT_SPLITTING_OPS if each != operator],
+    )
+    with pytest.raises(ValueError, match=f"; graphs of pieces need {operator} among them"):
+        GraphEngine(tmp_path, config, **LIMITS)
