@@ -104,7 +104,7 @@ class StepLimits:
         )
         return cls(
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=config.max_num_batched_tokens,
             # Vectors are not streamed, so no token waits for a long step.
             max_num_mixed_tokens=(
                 config.scheduler.max_num_mixed_tokens if pooling is None else None

@@ -78,7 +78,7 @@ def _check_compression(config: EngineConfig, model: ModelConfig) -> None:
 
 def _check_image_room(config: EngineConfig, model: ModelConfig) -> None:
     num_decodes = config.scheduler.max_num_seqs * (1 + config.speculation.num_speculative_tokens)
-    most, needed = config.scheduler.max_num_batched_tokens, model.max_whole_tokens + num_decodes
+    most, needed = config.max_num_batched_tokens, model.max_whole_tokens + num_decodes
     if model.max_whole_tokens and most < needed:
         raise ValueError(
             f"--max-num-batched-tokens is {most}; it must be {needed} or more, as a step of "
@@ -95,7 +95,7 @@ def _check_whole_prompts(config: EngineConfig, model: ModelConfig) -> None:
             f"tokens of {model.architecture} with use_bidirectional_attention see later ones, so "
             "it generates none: --task embed serves it"
         )
-    most = config.scheduler.max_num_batched_tokens
+    most = config.max_num_batched_tokens
     longest = config.checkpoint.max_model_len or model.max_position_embeddings
     if most < longest:
         raise ValueError(

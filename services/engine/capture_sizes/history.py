@@ -105,7 +105,7 @@ def history_path(config: EngineConfig) -> Path | None:
     if settings.histogram_dir == "" or config.speculation.num_speculative_tokens:
         return None
     model = hashlib.sha256((config.checkpoint.model / CONFIG_FILE).read_bytes()).hexdigest()[:16]
-    name = f"{model}-{config.scheduler.max_num_seqs}-{config.scheduler.max_num_batched_tokens}.json"
+    name = f"{model}-{config.scheduler.max_num_seqs}-{config.max_num_batched_tokens}.json"
     folder = settings.histogram_dir
     return (settings.code_dir / HISTOGRAMS if folder is None else private_path(Path(folder))) / name
 
@@ -136,7 +136,7 @@ def load_history(config: EngineConfig) -> StepHistory:
             log.warning("step_history_not_read", path=str(path), error=str(error))
     return StepHistory(
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=config.max_num_batched_tokens,
     )
 
 

@@ -25,7 +25,7 @@ def check_table_memory(config: EngineConfig, model: ModelConfig) -> None:
     Raises:
         ModelFolderError: tables for one of them take more than MAX_TABLE_BYTES.
     """
-    num_tokens = config.scheduler.max_num_batched_tokens
+    num_tokens = config.max_num_batched_tokens
     if _TOKEN_BYTES * num_tokens > MAX_TABLE_BYTES:
         raise ModelFolderError(
             f"inputs of a step of {num_tokens} tokens would take {_TOKEN_BYTES * num_tokens} "

@@ -13,7 +13,11 @@ from services.engine.config.images import ImagesConfig
 from services.engine.config.lora import LoraConfig
 from services.engine.config.observability import ObservabilityConfig
 from services.engine.config.parallel import LOOPBACK_INTERFACE, ParallelConfig
-from services.engine.config.scheduler import SchedulerConfig
+from services.engine.config.scheduler import (
+    DEFAULT_BATCHED_TOKENS,
+    PROMPT_SHARE,
+    SchedulerConfig,
+)
 from services.engine.config.section import ConfigSection
 from services.engine.config.serving import ServingConfig, is_loopback
 from services.engine.config.speculation import SpeculationConfig
@@ -50,6 +54,22 @@ class EngineConfig(BaseModel):
     def max_running(self) -> int:
         """Requests that run at a time, on all data-parallel ranks."""
         return self.scheduler.max_num_seqs * self.parallel.data_parallel_size
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Most query tokens in one step.
+
+        By default there are enough for all requests to verify all drafts in steps of prompts, too:
+        if some had none, decodes would fit no graph.
+        """
+        scheduler = self.scheduler
+        if scheduler.max_num_batched_tokens is not None:
+            return scheduler.max_num_batched_tokens
+        if not self.speculation.num_speculative_tokens:
+            return DEFAULT_BATCHED_TOKENS
+        num_decodes = scheduler.max_num_seqs * (1 + self.speculation.num_speculative_tokens)
+        of_prompts = scheduler.max_num_mixed_tokens // PROMPT_SHARE
+        return max(DEFAULT_BATCHED_TOKENS, num_decodes + of_prompts)
 
     @classmethod
     def sections(cls) -> dict[str, type[ConfigSection]]:
@@ -187,7 +207,7 @@ class EngineConfig(BaseModel):
                 "--pipeline-parallel-size, as no stage but the last knows which drafts hold"
             )
         limits = {
-            "max_num_batched_tokens": self.scheduler.max_num_batched_tokens,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
             "block_size": self.cache.block_size,
             "max_model_len": self.checkpoint.max_model_len,
         }

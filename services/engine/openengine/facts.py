@@ -45,7 +45,7 @@ def model_source(config: EngineConfig) -> str:
 
 def server_info(core: EngineCore, model: ModelFolder, config: EngineConfig) -> ServerInfo:
     """Describes the engine's settings and capacity."""
-    parallel, scheduler = config.parallel, config.scheduler
+    parallel = config.parallel
     return ServerInfo(
         engine_name="octavo",
         engine_version=own_version(),
@@ -64,7 +64,7 @@ def server_info(core: EngineCore, model: ModelFolder, config: EngineConfig) -> S
             kv_block_size=config.cache.block_size,
             total_kv_blocks=max(0, core.num_blocks - 1),
             max_running_requests=config.max_running,
-            max_batched_tokens=scheduler.max_num_batched_tokens,
+            max_batched_tokens=config.max_num_batched_tokens,
             max_loras=config.adapters.max_loras,
         ),
     )

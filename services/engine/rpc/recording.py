@@ -46,7 +46,7 @@ def engine_settings(
         dtype=worker.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=model.max_model_len,
         block_size=config.cache.block_size,
         num_blocks=worker.num_blocks,

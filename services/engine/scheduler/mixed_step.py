@@ -1,8 +1,8 @@
 """Bounds the length of steps in which some requests decode and others compute their prompts."""
 
+from services.engine.config.scheduler import PROMPT_SHARE
 from services.engine.limits import StepLimits
 from services.engine.scheduler.holdings import Holdings
-from services.engine.scheduler.planned_step import PROMPT_SHARE
 
 _FEW_STEPS = 4
 """Mixed steps that the prompts at hand may take before steps are whole again."""

@@ -14,6 +14,7 @@ from services.engine.batch import (
     read_int32,
     row_assignment,
 )
+from services.engine.config.scheduler import PROMPT_SHARE
 from services.engine.prompt_image import EncoderImage
 from services.engine.request import Request
 from services.engine.scheduler.decodes import Decodes
@@ -27,8 +28,6 @@ from services.engine.scheduler.sampling_needs import (
     num_short,
 )
 
-PROMPT_SHARE = 4
-"""Divisor of a step's budget: this part is kept for the prompt that arrived first."""
 MAX_PROMPT_LOGPROBS = 4096
 """Most prompt log-probabilities in one step: each blocks the event loop for about 5 us."""
 

@@ -241,7 +241,7 @@ def is_kept(config: EngineConfig, model: ModelConfig, device: torch.device, rank
     if _needs_graphs(config):
         return False
     cache, _ = _kept_traces(config, traced_config(config, model), device, rank)
-    most = config.scheduler.max_num_batched_tokens
+    most = config.max_num_batched_tokens
     ranges = compile_ranges(config.compilation.compile_ranges, most)
     names = [MODEL_PROGRAM, *([FIRST_DRAFT] if config.speculation.num_layer_drafts else [])]
     return all(holds_program(cache, name, ranges) for name in names)

@@ -29,9 +29,9 @@ def remember(config, *, decodes=None, others=None):
 def sizes(config):
     settled = with_planned_sizes(config).compilation
     decodes = settled.capture_sizes(
-        min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+        min(config.scheduler.max_num_seqs, config.max_num_batched_tokens)
     )
-    return decodes, settled.piece_sizes(config.scheduler.max_num_batched_tokens)
+    return decodes, settled.piece_sizes(config.max_num_batched_tokens)
 
 
 def test_each_kind_of_graph_gets_sizes_from_its_own_steps(auto):

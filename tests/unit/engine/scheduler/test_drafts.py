@@ -1,8 +1,11 @@
 """Steps with drafts, each after the result of the one that made them."""
 
+from collections import Counter
+
 import pytest
 
 from services.engine.batch import read_int32
+from services.engine.config.engine_config import EngineConfig
 from services.engine.request import FinishReason
 from tests.support.fake_worker import VOCAB_SIZE, expected_output
 from tests.support.requests import make_request
@@ -73,6 +76,29 @@ def test_each_accepted_token_has_its_log_probabilities():
     rig.run()
     for output in request.sink.outputs:
         assert [p.top_token_ids[0] for p in output.logprobs] == output.token_ids
+
+
+@pytest.mark.parametrize(
+    ("flags", "budget", "num_without"),
+    [
+        ({}, 512 * 5 + 256, 0),
+        ({"max_num_batched_tokens": 2048}, 2048, 128),
+        ({"max_num_seqs": 256}, 2048, 0),
+    ],
+)
+def test_by_default_all_requests_verify_all_drafts_in_one_step(flags, budget, num_without):
+    config = EngineConfig.from_flags(num_speculative_tokens=4, **flags)
+    assert config.max_num_batched_tokens == budget
+    num_requests = config.scheduler.max_num_seqs
+    rig = Rig(
+        num_blocks=5000, max_num_seqs=num_requests, max_num_waiting=num_requests,
+        max_num_batched_tokens=budget, num_speculative_tokens=4,
+    )  # fmt: skip
+    rig.add(*(make_request(1, max_tokens=30) for _ in range(num_requests)))
+    rig.step()
+    assert Counter(q_lens(rig.send())) == Counter({5: num_requests - num_without, 1: num_without})
+    # Without drafts the default does not depend on the number of requests.
+    assert EngineConfig.from_flags(max_num_seqs=4096).max_num_batched_tokens == 2048
 
 
 def test_a_small_budget_cuts_drafts_and_leaves_each_request_a_token():

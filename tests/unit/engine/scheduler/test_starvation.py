@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.engine.config.scheduler import PROMPT_SHARE
 from services.engine.errors import QueueFullError
 from services.engine.request import MAX_PRIORITY, Request, RequestStatus
 from services.engine.scheduler.holdings import MAX_OVERTAKINGS
-from services.engine.scheduler.planned_step import PROMPT_SHARE
 from tests.support.requests import make_request
 from tests.support.scheduler_rig import Rig
 
