@@ -5,7 +5,6 @@ Their rows have no blocks: all keys and values go to the null block.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -192,20 +191,28 @@ def largest_step(limits: StepLimits) -> BatchDescriptor:
     """Builds a step with the most tokens and sampling rows.
 
     Each row has penalties, top-p and log-probabilities, so that all of their memory is measured.
+    The last request continues a sequence as long as one can be: block tables, and the scores of
+    attention that chooses its keys, take memory by the longest sequence of a step.
     """
+    longest = 1 if limits.computes_whole_prompts else limits.max_model_len - limits.decode_q_len
+    return _step(_most_queries(limits), _EVERYTHING, limits, has_grammars=True, longest=longest)
+
+
+def _most_queries(limits: StepLimits) -> list[int]:
+    """Returns the lengths of as many prompts as there are rows, with the most tokens in all."""
     remaining = limits.max_num_batched_tokens
     num_requests = min(limits.max_num_seqs, remaining)
     q_lens = []
     for row in range(num_requests):
         q_lens.append(min(limits.max_model_len, remaining - (num_requests - 1 - row)))
         remaining -= q_lens[-1]
-    return _step(q_lens, _EVERYTHING, limits, has_grammars=True)
+    return q_lens
 
 
 def small_step_of_everything(limits: StepLimits) -> BatchDescriptor:
     """Builds the largest step of a few tokens, with all features of sampling."""
     few = min(8, limits.max_num_seqs)
-    return largest_step(replace(limits, max_num_seqs=few, max_num_batched_tokens=few))
+    return _step([1] * few, _EVERYTHING, limits, has_grammars=True)
 
 
 def run_small_steps(
@@ -281,18 +288,19 @@ def _step(
     limits: StepLimits,
     *,
     has_grammars: bool = False,
+    longest: int = 1,
 ) -> BatchDescriptor:
     """Builds a step of new requests with these prompt lengths, all sampling.
 
     It rewrites null block entries unchanged, to run that kernel too. With grammars, one that allows
-    all tokens decides every token.
+    all tokens decides every token. The last request has at least `longest` tokens.
     """
     builder = BatchBuilder()
     builder.update_blocks(0, 0, [0])
     for row, q_len in enumerate(q_lens):
         builder.row_ids.append(row)
         builder.q_lens.append(q_len)
-        builder.seq_lens.append(q_len)
+        builder.seq_lens.append(max(q_len, longest) if row == len(q_lens) - 1 else q_len)
         builder.sample_indices.append(row)
         builder.row_assignments.append(
             row_assignment(row=row, token_ids=[0], num_prompt_tokens=1, sampling=sampling)

@@ -178,7 +178,11 @@ def test_the_largest_step_drafts_too(folder):
     model = engine(folder, 1).model
     runner = probe_runner(model, limits=LIMITS, dtype=torch.float32, device=CPU)
     assert isinstance(runner.speculator, Speculation)
-    result = runner.execute(largest_step(LIMITS)).message()
+    step = largest_step(LIMITS)
+    # Memory that grows with the longest sequence is measured, too.
+    assert step.attn_metadata.max_seqlen_k == LIMITS.max_model_len - LIMITS.decode_q_len
+    assert step.context.num_tokens == LIMITS.max_num_batched_tokens
+    result = runner.execute(step).message()
     num_rows = LIMITS.max_num_seqs
     assert len(read_int32(result.draft_token_ids)) == num_rows * LIMITS.num_speculative_tokens
     assert read_int32(result.num_accepted_tokens).tolist() == [0] * num_rows
