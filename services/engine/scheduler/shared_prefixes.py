@@ -225,20 +225,75 @@ def _num_saved(prefixes: Iterable[Prefix]) -> int:
 
 
 def _fitting(prefixes: Sequence[Prefix], num_queries: int) -> list[Prefix]:
-    """Returns the prefixes that save most and fit a plan together, shorter ones first.
+    """Returns the prefixes that fit a plan together, shorter ones first.
 
-    Requests of a prefix that lose the one before it read its blocks in this one. Of requests with a
-    single prefix, as many share it as there is room for.
-
-    num_queries: most of a request.
+    If not all do, the plan has those that save most, or each request has its longest prefix alone:
+    what saves more. num_queries: most of a request.
     """
-    most = MOST_TILES * TILE_QUERIES // num_queries
-    if len(prefixes) == 1:
-        return [each._replace(requests=each.requests[:most]) for each in prefixes]
-    num_left, fitting = MOST_TILES, []
-    for each in sorted(prefixes, key=lambda prefix: prefix.num_saved, reverse=True):
-        num_tiles = -(-len(each.requests) * num_queries // TILE_QUERIES)
-        if num_tiles <= num_left:
-            num_left -= num_tiles
-            fitting.append(each)
-    return sorted(fitting, key=lambda prefix: prefix.end)
+    if sum(_num_tiles(each, num_queries) for each in prefixes) <= MOST_TILES:
+        return sorted(prefixes, key=_end)
+    ways = (_filled(each, num_queries) for each in (prefixes, _apart(prefixes)))
+    return max(ways, key=_num_saved)
+
+
+def _filled(prefixes: Sequence[Prefix], num_queries: int) -> list[Prefix]:
+    """Fills a plan with the prefixes that save most for each tile, shorter ones first.
+
+    Requests of a prefix that lose the one before it read its blocks in this one. Of a prefix that
+    does not fit, as many requests share it as there is room for.
+    """
+    num_left, fitting = MOST_TILES, list[Prefix]()
+    for prefix in sorted(
+        prefixes, key=lambda each: each.num_saved / _num_tiles(each, num_queries), reverse=True
+    ):
+        fits = prefix
+        if _num_tiles(prefix, num_queries) > num_left:
+            longer = sorted((each for each in fitting if each.start >= prefix.end), key=_end)
+            # In each level one of these may be cut in two parts, which take another tile.
+            num_left -= (MOST_NESTED - 1) * bool(longer)
+            most = max(0, num_left) * TILE_QUERIES // num_queries
+            fits = prefix._replace(requests=_together(prefix.requests, longer)[:most])
+        if len(fits.requests) >= LEAST_SHARING_REQUESTS:
+            num_left -= _num_tiles(fits, num_queries)
+            fitting.append(fits)
+    return _parts(sorted(fitting, key=_end))
+
+
+def _apart(prefixes: Iterable[Prefix]) -> list[Prefix]:
+    """Returns prefixes from the first block on, of which each request has its longest."""
+    apart, taken = [], set[int]()
+    for prefix in sorted(prefixes, key=_end, reverse=True):
+        requests = [each for each in prefix.requests if id(each) not in taken]
+        if len(requests) >= LEAST_SHARING_REQUESTS:
+            taken.update(map(id, requests))
+            apart.append(Prefix(requests, 0, prefix.end))
+    return apart
+
+
+def _together(requests: Sequence[Request], prefixes: Iterable[Prefix]) -> list[Request]:
+    """Returns requests in an order in which the members of each prefix come together, and first."""
+    numbers: dict[int, list[int]] = {id(each): [] for each in requests}
+    for number, prefix in enumerate(prefixes):
+        for each in prefix.requests:
+            numbers.get(id(each), []).append(number)
+    return sorted(requests, key=lambda each: numbers[id(each)], reverse=True)
+
+
+def _parts(prefixes: Iterable[Prefix]) -> list[Prefix]:
+    """Returns prefixes, shorter ones first, each cut by the last one before of its requests."""
+    parts, ends = [], dict[int, int]()
+    for prefix in prefixes:
+        by_start: dict[int, list[Request]] = {}
+        for each in prefix.requests:
+            by_start.setdefault(ends.get(id(each), 0), []).append(each)
+            ends[id(each)] = prefix.end
+        parts += [Prefix(each, start, prefix.end) for start, each in by_start.items()]
+    return parts
+
+
+def _num_tiles(prefix: Prefix, num_queries: int) -> int:
+    return -(-len(prefix.requests) * num_queries // TILE_QUERIES)
+
+
+def _end(prefix: Prefix) -> int:
+    return prefix.end

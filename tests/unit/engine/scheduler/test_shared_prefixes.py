@@ -2,6 +2,7 @@
 
 from collections import deque
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from models import forward_context
 from services.engine.batch import read_int32
 from services.engine.limits import LEAST_SHARING_REQUESTS, StepLimits
+from services.engine.scheduler import shared_prefixes
 from services.engine.scheduler.shared_prefixes import (
     MOST_NESTED,
     MOST_TILES,
@@ -144,6 +146,45 @@ def test_of_one_prefix_as_many_requests_share_as_a_plan_has_room_for():
         rig.receive()
         shared += read_int32(counts).tolist()
     assert max(shared) == most
+
+
+def num_tiles(prefix, q_len):
+    return -(-len(prefix.requests) * q_len // TILE_QUERIES)
+
+
+@pytest.mark.parametrize("q_len", [1, 2, 5])
+@settings(max_examples=200, deadline=None)
+@given(tables=prefix_trees(max_requests=60))
+def test_of_what_does_not_fit_a_plan_as_much_is_shared_as_fits(q_len, tables):
+    requests = [SimpleNamespace(block_ids=table) for table in tables]
+    prefixes = SharedPrefixFinder(limits_of()).find(requests)
+    with mock.patch.object(shared_prefixes, "MOST_TILES", 4):
+        fitting = shared_prefixes._fitting(prefixes, q_len)
+    check(fitting)
+    assert [each.end for each in fitting] == sorted(each.end for each in fitting)
+    num_used = sum(num_tiles(each, q_len) for each in fitting)
+    num_wanted = sum(num_tiles(each, q_len) for each in prefixes)
+    assert num_used <= 4
+    # A prefix that is cut keeps a tile for each of those that are longer.
+    assert num_used >= min(num_wanted, 4 - MOST_NESTED)
+
+
+@pytest.mark.parametrize(("q_len", "num_requests"), [(1, 1100), (2, 600)])
+def test_more_requests_than_a_plan_holds_share_a_prefix_and_longer_ones(q_len, num_requests):
+    system = list(range(1, 41))
+    tables = [
+        [*system, *([100 + i // 16] * 60 if i < 128 else []), 1000 + i] for i in range(num_requests)
+    ]
+    requests = [SimpleNamespace(block_ids=table) for table in tables]
+    prefixes = SharedPrefixFinder(limits_of()).find(requests)
+    assert [len(each.requests) for each in prefixes] == [num_requests, *([16] * 8)]
+    fitting = shared_prefixes._fitting(prefixes, q_len)
+    check(fitting)
+    assert sum(num_tiles(each, q_len) for each in fitting) == MOST_TILES
+    counts = [(len(each.requests), each.start, each.end) for each in fitting]
+    others = MOST_TILES * TILE_QUERIES // q_len - 128
+    # Those of longer prefixes read all of their blocks in these, and leave others room.
+    assert counts == [(others, 0, 40), *([(16, 0, 100)] * 8)]
 
 
 def test_the_first_group_of_layers_is_looked_at():
