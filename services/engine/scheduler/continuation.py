@@ -32,7 +32,7 @@ def continue_running(
                 continue  # its last token is pending
             if share is not None and not share.take(request):
                 continue
-            if not request.num_plain_tokens or states is not None:
+            if not request.num_plain_tokens:
                 if not request.awaits_mask:
                     step.budget -= len(decoding) - num_deducted
                     num_deducted = len(decoding)
@@ -41,6 +41,8 @@ def continue_running(
                 continue
             if not _add_blocks(step, holdings, request, num_tokens):
                 continue
+            if states is not None:
+                holdings.counts.num_snapshots_made += holdings.cache.save_state(request)
             end = num_computed + limits.block_size
             request.num_plain_tokens = min(request.max_num_tokens - 1, end)
         request.num_computed_tokens = num_computed + 1

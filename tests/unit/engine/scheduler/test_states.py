@@ -65,6 +65,20 @@ def test_an_output_is_found_by_the_next_turn():
     assert run(a_rig, turn).num_cached_tokens == 192
 
 
+def test_decodes_go_on_in_their_columns_where_they_take_blocks_and_make_snapshots():
+    a_rig = rig()
+    a_rig.add(*(make_request([start, *range(60)], max_tokens=100) for start in range(3)))
+    a_rig.step()
+    decodes, num_saved = [], []
+    while a_rig.scheduler.has_work:
+        step = a_rig.send()
+        decodes.append(step.decodes)
+        num_saved.append(len(step.descriptor.state_metadata.saved_to))
+        a_rig.receive()
+    assert all(each.requests is decodes[0].requests for each in decodes)
+    assert sum(map(bool, num_saved)) == 2
+
+
 def test_snapshots_of_outputs_take_turns_at_the_same_blocks():
     """So their bundles stay whole, which costs the scheduler little, and leave others their place.
 
