@@ -227,8 +227,8 @@ def _num_saved(prefixes: Iterable[Prefix]) -> int:
 def _fitting(prefixes: Sequence[Prefix], num_queries: int) -> list[Prefix]:
     """Returns the prefixes that fit a plan together, shorter ones first.
 
-    If not all do, the plan has those that save most, or each request has its longest prefix alone:
-    what saves more. num_queries: most of a request.
+    If not all do, the plan has the prefixes that save most, or each request has its longest prefix
+    alone: what saves more. num_queries: most of a request.
     """
     if sum(_num_tiles(each, num_queries) for each in prefixes) <= MOST_TILES:
         return sorted(prefixes, key=_end)

@@ -165,7 +165,7 @@ def test_of_what_does_not_fit_a_plan_as_much_is_shared_as_fits(q_len, tables):
     num_used = sum(num_tiles(each, q_len) for each in fitting)
     num_wanted = sum(num_tiles(each, q_len) for each in prefixes)
     assert num_used <= 4
-    # A prefix that is cut keeps a tile for each of those that are longer.
+    # A prefix that is cut keeps a tile for each longer prefix.
     assert num_used >= min(num_wanted, 4 - MOST_NESTED)
 
 
