@@ -5,10 +5,7 @@ from pathlib import Path
 
 from services.engine.compilation.cache.artifact_cache import TRACES, ArtifactCache, stored_factors
 from services.engine.compilation.cache.cache_key import Factors
-from services.engine.compilation.cache.key_fields import (
-    IRRELEVANT_FLAGS,
-    RELEVANT_FLAGS,
-)
+from services.engine.compilation.cache.key_fields import FLAGS_BY_REASON, RELEVANT_FLAGS
 from services.engine.compilation.cache.program_store import matches_of_programs
 
 _MAX_SHOWN = 8
@@ -64,16 +61,9 @@ def _comparison(
 def _settings() -> list[str]:
     lines = ["settings in the key:", *(f"  {name}: {why}" for name, why in RELEVANT_FLAGS.items())]
     lines.append("settings left out:")
-    for why, names in _by_reason(IRRELEVANT_FLAGS).items():
+    for why, names in FLAGS_BY_REASON.items():
         lines.append(f"  {', '.join(names)}: {why}")
     return lines
-
-
-def _by_reason(fields: Mapping[str, str]) -> dict[str, list[str]]:
-    reasons: dict[str, list[str]] = {}
-    for name, why in fields.items():
-        reasons.setdefault(why, []).append(name)
-    return reasons
 
 
 def _difference(name: str, here: Factors, there: Factors) -> str:
