@@ -1,6 +1,6 @@
 """Puts the products before and after a gate into one operator, where both weights are FP8."""
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.aliasing import is_written_between, storages
 from services.engine.compilation.passes.graph_pass import GraphPass
@@ -19,34 +19,29 @@ class ActivationQuantPass(GraphPass):
 
     name = "activation_quant"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        return sum(_fuse(node) for node in graph.nodes)
-
-
-def _fuse(node: Node) -> bool:
-    second = named_arguments(node, *_SECOND)
-    inner = None if second is None else second["x"]
-    first = named_arguments(inner, _FIRST) if isinstance(inner, Node) else None
-    if second is None or first is None or not isinstance(inner, Node):
-        return False
-    scales = (first["next_weight_scale"], second["weight_scale"])
-    if None in scales or not first["is_gated"] or list(inner.users) != [node]:
-        return False
-    residual = first["residual"]
-    if second["residual"] is not residual or not _can_wait(inner, node, residual):
-        return False
-    arguments = (
-        residual, first["x"], first["weight"], first["bias"], first["norm_weight"], first["eps"],
-        first["next_weight"], first["next_bias"],
-        second["weight"], second["bias"], second["norm_weight"], second["eps"],
-        second.get("next_weight"), second.get("next_bias"), second.get("is_gated", False),
-        first["weight_scale"], *scales, second.get("next_weight_scale"),
-    )  # fmt: skip
-    replace(node, insert_operator(node, "feed_forward", *arguments, like=node))
-    if not inner._erased:
-        remove(inner)
-    return True
+    def _fuse(self, node: Node) -> bool:
+        second = named_arguments(node, *_SECOND)
+        inner = None if second is None else second["x"]
+        first = named_arguments(inner, _FIRST) if isinstance(inner, Node) else None
+        if second is None or first is None or not isinstance(inner, Node):
+            return False
+        scales = (first["next_weight_scale"], second["weight_scale"])
+        if None in scales or not first["is_gated"] or list(inner.users) != [node]:
+            return False
+        residual = first["residual"]
+        if second["residual"] is not residual or not _can_wait(inner, node, residual):
+            return False
+        arguments = (
+            residual, first["x"], first["weight"], first["bias"], first["norm_weight"],
+            first["eps"], first["next_weight"], first["next_bias"],
+            second["weight"], second["bias"], second["norm_weight"], second["eps"],
+            second.get("next_weight"), second.get("next_bias"), second.get("is_gated", False),
+            first["weight_scale"], *scales, second.get("next_weight_scale"),
+        )  # fmt: skip
+        replace(node, insert_operator(node, "feed_forward", *arguments, like=node))
+        if not inner._erased:
+            remove(inner)
+        return True
 
 
 def _can_wait(first: Node, second: Node, residual: Node) -> bool:

@@ -1,9 +1,9 @@
 """Puts a sum over ranks, its sum with the residual stream and the next norm into one operator."""
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
-from services.engine.compilation.passes.pattern import Call, Match, Operand, find
+from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.residual import next_norm, own_residual
 from services.engine.compilation.passes.rewriting import has_same_kind, insert_operator, replace
 
@@ -16,21 +16,18 @@ class AllReduceNormPass(GraphPass):
 
     name = "all_reduce_norm"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        matches = ((node, find(*_SUMS, at=node)) for node in graph.nodes)
-        return sum(match is not None and _fuse(node, match) for node, match in matches)
-
-
-def _fuse(total: Node, match: Match) -> bool:
-    norm = next_norm(total)
-    if norm is None or not has_same_kind(match["x"], total):
-        return False
-    residual = own_residual(total, match["residual"], [match["x"]])
-    if residual is None:
-        return False
-    arguments = (match["x"], residual, norm.weight, norm.eps, match["group"])
-    fused = insert_operator(total, "all_reduce_norm", *arguments, like=norm.node)
-    replace(total, residual)
-    replace(norm.node, fused)
-    return True
+    def _fuse(self, total: Node) -> bool:
+        match = find(*_SUMS, at=total)
+        if match is None:
+            return False
+        norm = next_norm(total)
+        if norm is None or not has_same_kind(match["x"], total):
+            return False
+        residual = own_residual(total, match["residual"], [match["x"]])
+        if residual is None:
+            return False
+        arguments = (match["x"], residual, norm.weight, norm.eps, match["group"])
+        fused = insert_operator(total, "all_reduce_norm", *arguments, like=norm.node)
+        replace(total, residual)
+        replace(norm.node, fused)
+        return True

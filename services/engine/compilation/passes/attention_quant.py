@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from models.number_formats import BLOCK, FP8
 from models.operands.weight_scales import is_by_block
 from services.engine.compilation.passes.aliasing import aliases, written
 from services.engine.compilation.passes.graph_pass import GraphPass
-from services.engine.compilation.passes.operations import calls, named_arguments, tensor_of
+from services.engine.compilation.passes.operations import named_arguments, tensor_of
 from services.engine.compilation.passes.rewriting import is_contiguous, same_shape
 
 _ATTENTION = "unified_attention_with_output"
@@ -30,23 +30,21 @@ class AttentionQuantPass(GraphPass):
 
     name = "attention_quant"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        return sum(_fuse(node) for node in graph.nodes if calls(node, f"octavo::{_ATTENTION}"))
-
-
-def _fuse(attention: Node) -> bool:
-    arguments = named_arguments(attention, _ATTENTION)
-    output = None if arguments is None else arguments["output"]
-    if arguments is None or not isinstance(output, Node):
-        return False
-    product = _only_reader(output, attention)
-    operands = None if product is None else named_arguments(product, *_PRODUCTS)
-    if product is None or operands is None or not _is_rounded_alike(output, operands):
-        return False
-    for node, values, flag in ((attention, arguments, "rounds"), (product, operands, "is_rounded")):
-        node.args, node.kwargs = tuple({**values, flag: True}.values()), {}
-    return True
+    def _fuse(self, attention: Node) -> bool:
+        arguments = named_arguments(attention, _ATTENTION)
+        output = None if arguments is None else arguments["output"]
+        if arguments is None or not isinstance(output, Node):
+            return False
+        product = _only_reader(output, attention)
+        operands = None if product is None else named_arguments(product, *_PRODUCTS)
+        if product is None or operands is None or not _is_rounded_alike(output, operands):
+            return False
+        for node, values, flag in (
+            (attention, arguments, "rounds"),
+            (product, operands, "is_rounded"),
+        ):
+            node.args, node.kwargs = tuple({**values, flag: True}.values()), {}
+        return True
 
 
 def _only_reader(output: Node, attention: Node) -> Node | None:

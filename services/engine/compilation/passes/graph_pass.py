@@ -4,17 +4,16 @@ import functools
 import hashlib
 import inspect
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from services.engine.compilation.program.compile_range import CompileRange
 
 
-class GraphPass(ABC):
+class GraphPass:
     """Rewrites parts of a traced graph, in place.
 
     A pattern names operators, so it limits a pass to their number formats, and to ranks between
@@ -45,10 +44,14 @@ class GraphPass(ABC):
         del compile_range
         return True
 
-    @abstractmethod
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were.
 
         Args:
             graph: traced by Dynamo; its nodes have fake tensors. It stays valid.
         """
+        return sum(map(self._fuse, graph.nodes))
+
+    def _fuse(self, node: Node) -> bool:
+        """Rewrites the match that ends at a node, if there is one."""
+        raise NotImplementedError

@@ -1,6 +1,6 @@
 """Puts a gate into the product before it."""
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.pattern import Call, Operand, find
@@ -25,21 +25,16 @@ class LinearGatePass(GraphPass):
 
     name = "linear_gate"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        return sum(_fuse(node) for node in graph.nodes)
-
-
-def _fuse(node: Node) -> bool:
-    match = find(_GATED, at=node)
-    if match is not None:
-        operands = [match[name] for name in _OPERANDS]
-        replace(node, insert_operator(node, "gated_linear", *operands, like=node))
-        return True
-    for name, names, pattern in _FLAGGED:
-        match = find(pattern, at=node)
+    def _fuse(self, node: Node) -> bool:
+        match = find(_GATED, at=node)
         if match is not None:
-            operands = [*(match[each] for each in names), True]
-            replace(node, insert_operator(node, name, *operands, like=node))
+            operands = [match[name] for name in _OPERANDS]
+            replace(node, insert_operator(node, "gated_linear", *operands, like=node))
             return True
-    return False
+        for name, names, pattern in _FLAGGED:
+            match = find(pattern, at=node)
+            if match is not None:
+                operands = [*(match[each] for each in names), True]
+                replace(node, insert_operator(node, name, *operands, like=node))
+                return True
+        return False

@@ -1,9 +1,9 @@
 """Puts a product, its sum with the residual stream and the next norm into one operator."""
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
-from services.engine.compilation.passes.pattern import Call, Match, Operand, find
+from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.residual import next_norm, own_residual
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
@@ -19,24 +19,21 @@ class LinearResidualPass(GraphPass):
 
     name = "linear_residual"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        matches = ((node, find(*_SUMS, at=node)) for node in graph.nodes)
-        return sum(match is not None and _fuse(node, match) for node, match in matches)
-
-
-def _fuse(total: Node, match: Match) -> bool:
-    product = (match["x"], match["weight"], match["bias"])
-    residual = own_residual(total, match["residual"], product)
-    if residual is None:
-        return False
-    norm = next_norm(total)
-    if norm is None:
-        insert_operator(total, "linear_residual", residual, *product, match["weight_scale"])
-        replace(total, residual)
-    else:
-        arguments = (residual, *product, norm.weight, norm.eps, match["weight_scale"])
-        fused = insert_operator(total, "linear_residual_norm", *arguments, like=norm.node)
-        replace(total, residual)
-        replace(norm.node, fused)
-    return True
+    def _fuse(self, total: Node) -> bool:
+        match = find(*_SUMS, at=total)
+        if match is None:
+            return False
+        product = (match["x"], match["weight"], match["bias"])
+        residual = own_residual(total, match["residual"], product)
+        if residual is None:
+            return False
+        norm = next_norm(total)
+        if norm is None:
+            insert_operator(total, "linear_residual", residual, *product, match["weight_scale"])
+            replace(total, residual)
+        else:
+            arguments = (residual, *product, norm.weight, norm.eps, match["weight_scale"])
+            fused = insert_operator(total, "linear_residual_norm", *arguments, like=norm.node)
+            replace(total, residual)
+            replace(norm.node, fused)
+        return True

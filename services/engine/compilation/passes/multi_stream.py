@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
-from services.engine.compilation.passes.pattern import Call, Match, Operand, find
+from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
 _HIDDEN = Operand("hidden")
@@ -54,14 +54,11 @@ class MultiStreamPass(GraphPass):
         """The most streams."""
         return {"max_num_streams": self._max_num_streams}
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        matches = ((node, find(*_SUMS, at=node)) for node in graph.nodes)
-        return sum(match is not None and _fuse(node, match) for node, match in matches)
-
-
-def _fuse(total: Node, match: Match) -> bool:
-    arguments = [match[name] for name in (*_ROUTED, *_FIRST, *_SECOND)]
-    arguments.append(match.values.get("shared_gate"))
-    replace(total, insert_operator(total, "fused_moe_with_shared", *arguments, like=total))
-    return True
+    def _fuse(self, total: Node) -> bool:
+        match = find(*_SUMS, at=total)
+        if match is None:
+            return False
+        arguments = [match[name] for name in (*_ROUTED, *_FIRST, *_SECOND)]
+        arguments.append(match.values.get("shared_gate"))
+        replace(total, insert_operator(total, "fused_moe_with_shared", *arguments, like=total))
+        return True

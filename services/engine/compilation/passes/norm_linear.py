@@ -1,9 +1,10 @@
 """Puts a norm into the product after it."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.pattern import Call, Operand, find
@@ -39,12 +40,18 @@ class NormLinearPass(GraphPass):
 
     name = "norm_linear"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        return _run(graph, ("rms_norm", "linear_residual_norm"), needs_scale=False)
+    norms: ClassVar[Sequence[str]] = ("rms_norm", "linear_residual_norm")
+    needs_scale = False
+
+    def _fuse(self, node: Node) -> bool:
+        return any(
+            _fuse(node, product, norm, needs_scale=self.needs_scale)
+            for product in ("linear", "gated_linear")
+            for norm in self.norms
+        )
 
 
-class NormQuantPass(GraphPass):
+class NormQuantPass(NormLinearPass):
     """linear(add_rms_norm(x, residual)) of an FP8 weight becomes add_norm_linear.
 
     After all_reduce_norm it becomes all_reduce_norm_linear. Sums that are no products, such as
@@ -54,18 +61,8 @@ class NormQuantPass(GraphPass):
 
     name = "norm_quant"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        return _run(graph, ("add_rms_norm", "all_reduce_norm"), needs_scale=True)
-
-
-def _run(graph: Graph, norms: Sequence[str], *, needs_scale: bool) -> int:
-    return sum(
-        _fuse(node, product, norm, needs_scale=needs_scale)
-        for node in graph.nodes
-        for product in ("linear", "gated_linear")
-        for norm in norms
-    )
+    norms = ("add_rms_norm", "all_reduce_norm")
+    needs_scale = True
 
 
 def _fuse(node: Node, product: str, norm: str, *, needs_scale: bool) -> bool:

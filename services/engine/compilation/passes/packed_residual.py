@@ -1,6 +1,6 @@
 """Puts a product of a packed weight into the sum and the norm after it."""
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.graph_pass import GraphPass
 from services.engine.compilation.passes.pattern import Call, Operand, find
@@ -26,15 +26,10 @@ class PackedResidualPass(GraphPass):
 
     name = "packed_residual"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        return sum(_fuse(node) for node in graph.nodes)
-
-
-def _fuse(node: Node) -> bool:
-    match = find(_SUM_AND_NORM, at=node)
-    if match is None:
-        return False
-    arguments = [match[name] for name in ("residual", *_PRODUCT, *_NORM)]
-    replace(node, insert_operator(node, "packed_linear_residual_norm", *arguments, like=node))
-    return True
+    def _fuse(self, node: Node) -> bool:
+        match = find(_SUM_AND_NORM, at=node)
+        if match is None:
+            return False
+        arguments = [match[name] for name in ("residual", *_PRODUCT, *_NORM)]
+        replace(node, insert_operator(node, "packed_linear_residual_norm", *arguments, like=node))
+        return True

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from services.engine.compilation.passes.aliasing import is_written_between
 from services.engine.compilation.passes.graph_pass import GraphPass
@@ -35,11 +35,10 @@ class QkNormRopeCachePass(GraphPass):
 
     name = "qk_norm_rope_cache"
 
-    def run(self, graph: Graph) -> int:
-        """Rewrites every match; returns how many there were."""
-        folded = [_fold(node) for node in graph.nodes if calls(node, _ATTENTION)]
-        folded += [_fold_latent(node) for node in graph.nodes if calls(node, _LATENT_ATTENTION)]
-        return sum(folded)
+    def _fuse(self, node: Node) -> bool:
+        if calls(node, _ATTENTION):
+            return _fold(node)
+        return calls(node, _LATENT_ATTENTION) and _fold_latent(node)
 
 
 def _fold(node: Node) -> bool:

@@ -59,4 +59,7 @@ class CanonicalPass(GraphPass):
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were."""
         remove_views(graph)
-        return sum(any(rewrite(node) for rewrite in _REWRITES) for node in graph.nodes)
+        return super().run(graph)
+
+    def _fuse(self, node: Node) -> bool:
+        return any(rewrite(node) for rewrite in _REWRITES)
