@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from models.config_sections.fields import Fields
 from models.config_sections.vision import (
     HALF,
+    TowerDefaults,
     VisionConfig,
     read_colours,
-    read_heads,
-    read_image_token,
+    read_shape,
 )
 
 _NAMES = {
@@ -20,6 +20,7 @@ _NAMES = {
     "vt_num_hidden_layers": "num_hidden_layers",
 }
 """Name of a field in published checkpoints -> in files of transformers."""
+_DEFAULTS = TowerDefaults(163605, 27, 1152, 4304, 16, 14, ("gelu_pytorch_tanh",), head_multiple=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +40,14 @@ def read_kimi(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     given = fields.values
     named = {_NAMES.get(name, name): value for name, value in given.items()} | given
     fields = Fields(fields.file, named, fields.prefix)
-    hidden_size = fields.count("hidden_size", 1152)
     sides = fields.values.get("merge_kernel_size", [2, 2])
     is_square = sides in ([1, 1], [2, 2], [3, 3], [4, 4])
     if not is_square or any(type(side) is not int for side in sides):
         raise fields.error("merge_kernel_size", "one small number twice")
     eps = whole.number("projection_layer_norm_eps", fields.number("projector_ln_eps", 1e-5))
     return KimiVisionConfig(
-        image_token_id=read_image_token(whole, 163605),
-        num_layers=fields.count("num_hidden_layers", 27),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 4304),
-        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16, multiple=4),
-        out_size=text.count("hidden_size"),
-        patch_size=fields.count("patch_size", 14),
+        **read_shape(whole, text, fields, _DEFAULTS),
         merge=sides[0],
-        hidden_act=fields.choice("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh"),
         colours=read_colours(whole, HALF, HALF),
         rope_theta=fields.section("rope_parameters").number("rope_theta", 10_000.0),
         num_positions=(fields.count("pos_emb_height", 64), fields.count("pos_emb_width", 64)),

@@ -9,13 +9,19 @@ from models.config_sections.tile_layout import TileLayout
 from models.config_sections.vision import (
     CLIP_MEAN,
     CLIP_STD,
+    OneTileVisionConfig,
     TileVisionConfig,
+    TowerDefaults,
     check_feature_layer,
     check_sides,
     read_colours,
-    read_heads,
-    read_image_token,
+    read_shape,
 )
+
+_PINPOINTS = "image_grid_pinpoints"
+_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+_CLIP = TowerDefaults(32000, 12, 768, 3072, 12, 32, ("quick_gelu", "gelu"))
+_SIGLIP = TowerDefaults(151646, 26, 1152, 4304, 16, 14, ("gelu_pytorch_tanh",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +88,13 @@ class LlavaOnevisionVisionConfig(TileVisionConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlavaVisionConfig(TileVisionConfig):
+class LlavaVisionConfig(OneTileVisionConfig):
     """Shape of CLIP's tower in LLaVA 1.5, which sees images as one tile.
 
     num_layers: layers that run. unused_layers: later ones in the checkpoint.
     """
 
     unused_layers: tuple[int, ...]
-
-    def check_tiles(self, grid: tuple[int, ...]) -> None:
-        """Raises ValueError unless a grid is that of one tile."""
-        TileVisionConfig.check_tiles(self, grid)
-        if grid[0] != 1:
-            raise ValueError("an image has one tile")
-
-    def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
-        """Returns the grid of any image."""
-        return 1, self.side, self.side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,20 +130,14 @@ def _read_clip(whole: Fields, text: Fields, fields: Fields) -> dict[str, Any]:
     if type(layer) is not int or not -stored <= layer <= stored or not layer:
         raise whole.error("vision_feature_layer", f"one of {stored} layers; -1 is the last")
     num_layers = layer if layer > 0 else stored + 1 + layer
-    hidden_size, patch_size = fields.count("hidden_size", 768), fields.count("patch_size", 32)
+    shape = read_shape(whole, text, fields, _CLIP)
     return {
-        "image_token_id": read_image_token(whole, 32000),
+        **shape,
         "num_layers": num_layers,
         "unused_layers": tuple(range(num_layers, stored)),
-        "hidden_size": hidden_size,
-        "intermediate_size": fields.count("intermediate_size", 3072),
-        "num_heads": read_heads(fields, hidden_size, "num_attention_heads", 12),
-        "out_size": text.count("hidden_size"),
-        "patch_size": patch_size,
         "merge": 1,
-        "hidden_act": fields.choice("hidden_act", ("quick_gelu", "gelu"), "quick_gelu"),
         "colours": read_colours(whole, CLIP_MEAN, CLIP_STD),
-        "side": fields.count("image_size", 224) // patch_size,
+        "side": fields.count("image_size", 224) // shape["patch_size"],
         "norm_eps": fields.number("layer_norm_eps", 1e-5),
         "has_bias": whole.flag("multimodal_projector_bias", default=True),
     }
@@ -158,24 +148,17 @@ def read_llava_onevision(whole: Fields, text: Fields, fields: Fields) -> LlavaOn
     check_feature_layer(whole)
     whole.choice("vision_feature_select_strategy", ("full",), "full")
     fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
-    hidden_size, patch_size = fields.count("hidden_size", 1152), fields.count("patch_size", 14)
+    shape = read_shape(whole, text, fields, _SIGLIP)
     tile_size = fields.count("image_size", 384)
     aspect_ratio = whole.values.get("vision_aspect_ratio") or "anyres_max_9"
     kind, _, max_tiles = str(aspect_ratio).rpartition("_")
     if kind != "anyres_max" or not max_tiles.isdecimal() or not int(max_tiles):
         raise whole.error("vision_aspect_ratio", "anyres_max_ and a number of tiles")
     return LlavaOnevisionVisionConfig(
-        image_token_id=read_image_token(whole, 151646),
-        num_layers=fields.count("num_hidden_layers", 26),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 4304),
-        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16),
-        out_size=text.count("hidden_size"),
-        patch_size=patch_size,
+        **shape,
         merge=1,
-        hidden_act=fields.choice("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh"),
         colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
-        side=tile_size // patch_size,
+        side=tile_size // shape["patch_size"],
         norm_eps=fields.number("layer_norm_eps", 1e-6),
         has_bias=whole.flag("multimodal_projector_bias", default=True),
         resolutions=_read_resolutions(whole, tile_size),
@@ -204,7 +187,3 @@ def _is_tiled(pair: object, tile_size: int) -> bool:
     if not isinstance(pair, list) or len(pair) != 2:
         return False
     return all(type(each) is int and each > 0 and each % tile_size == 0 for each in pair)
-
-
-_PINPOINTS = "image_grid_pinpoints"
-_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]

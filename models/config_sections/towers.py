@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from models.config_sections.fields import Fields
 from models.config_sections.gemma_towers import (
@@ -23,12 +24,21 @@ from models.config_sections.vision import (
     HALF,
     QwenVisionConfig,
     TileVisionConfig,
+    TowerDefaults,
     VisionConfig,
     check_feature_layer,
     read_colours,
-    read_heads,
-    read_image_token,
+    read_shape,
 )
+
+_TANH = ("gelu_pytorch_tanh",)
+_QWEN_3_VL = TowerDefaults(151655, 27, 1152, 4304, 16, 16, _TANH, head_multiple=4)
+_QWEN_2_5_VL = TowerDefaults(151655, 32, 3584, 3420, 16, 14, ("silu",), head_multiple=4)
+_QWEN_2_VL = TowerDefaults(151655, 32, 1280, 5120, 16, 14, ("quick_gelu",), head_multiple=4)
+_GLM_4V = TowerDefaults(151343, 24, 1536, 13696, 12, 14, ("silu",), head_multiple=4)
+_GLM_4V_MOE = _GLM_4V._replace(image_token_id=151363)
+_PIXTRAL = TowerDefaults(10, 24, 1024, 4096, 16, 14, ("gelu", "silu"), head_multiple=4)
+_INTERN_VL = TowerDefaults(151667, 24, 1024, 4096, 16, 14, ("gelu",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,98 +133,71 @@ def read_vision(whole: Fields, text: Fields) -> VisionConfig | None:
     return read(whole, text, fields) if read is not None and fields.values else None
 
 
+def _read_qwen(
+    whole: Fields, text: Fields, fields: Fields, defaults: TowerDefaults
+) -> dict[str, Any]:
+    """Returns the fields of `QwenVisionConfig` but its colours."""
+    return {
+        **read_shape(whole, text, fields, defaults, names=("depth", "num_heads")),
+        "out_size": _read_out_size(fields, text),
+        "merge": fields.count("spatial_merge_size", 2),
+        "rope_theta": _read_theta(fields),
+        "num_frames": fields.count("temporal_patch_size", 2),
+    }
+
+
 def _read_qwen3_vl(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
-    hidden_act = fields.choice("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    num_layers, hidden_size = fields.count("depth", 27), fields.count("hidden_size", 1152)
+    shape = _read_qwen(whole, text, fields, _QWEN_3_VL)
     deepstack = fields.layer_numbers("deepstack_visual_indexes")
-    if list(deepstack) != sorted(set(deepstack)) or max(deepstack, default=0) >= num_layers:
-        raise fields.error("deepstack_visual_indexes", f"rising numbers below {num_layers}")
+    most = shape["num_layers"]
+    if list(deepstack) != sorted(set(deepstack)) or max(deepstack, default=0) >= most:
+        raise fields.error("deepstack_visual_indexes", f"rising numbers below {most}")
     num_positions = fields.count("num_position_embeddings", 2304)
     if int(num_positions**0.5) ** 2 != num_positions:
         raise fields.error("num_position_embeddings", "a square")
     return Qwen3VLVisionConfig(
-        image_token_id=read_image_token(whole, 151655),
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 4304),
-        num_heads=read_heads(fields, hidden_size, "num_heads", 16, multiple=4),
-        out_size=_read_out_size(fields, text),
-        patch_size=fields.count("patch_size", 16),
-        merge=fields.count("spatial_merge_size", 2),
-        hidden_act=hidden_act,
+        **shape,
         colours=read_colours(whole, HALF, HALF),
-        rope_theta=_read_theta(fields),
-        num_frames=fields.count("temporal_patch_size", 2),
         num_positions=num_positions,
         deepstack_layers=deepstack,
     )
 
 
 def _read_qwen2_5_vl(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
-    hidden_act = fields.choice("hidden_act", ("silu",), "silu")
-    hidden_size = fields.count("hidden_size", 3584)
-    patch_size, merge = fields.count("patch_size", 14), fields.count("spatial_merge_size", 2)
-    window = fields.count("window_size", 112) // merge // patch_size
+    shape = _read_qwen(whole, text, fields, _QWEN_2_5_VL)
+    pixels = shape["merge"] * shape["patch_size"]
+    window = fields.count("window_size", 112) // pixels
     if not window:
-        raise fields.error("window_size", f"at least {merge * patch_size}")
+        raise fields.error("window_size", f"at least {pixels}")
     defaults = {"fullatt_block_indexes": [7, 15, 23, 31]}
     return Qwen25VLVisionConfig(
-        image_token_id=read_image_token(whole, 151655),
-        num_layers=fields.count("depth", 32),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 3420),
-        num_heads=read_heads(fields, hidden_size, "num_heads", 16, multiple=4),
-        out_size=_read_out_size(fields, text),
-        patch_size=patch_size,
-        merge=merge,
-        hidden_act=hidden_act,
+        **shape,
         colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
-        rope_theta=_read_theta(fields),
-        num_frames=fields.count("temporal_patch_size", 2),
         window=window,
         whole_layers=fields.with_defaults(defaults).layer_numbers("fullatt_block_indexes"),
     )
 
 
 def _read_qwen2_vl(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
-    hidden_size = fields.count("embed_dim", 1280)
-    out_size = text.count("hidden_size")
+    hidden_size, out_size = fields.count("embed_dim", 1280), text.count("hidden_size")
     if fields.count("hidden_size", 3584) != out_size:
         raise fields.error("hidden_size", f"{out_size}, the hidden size of the text")
-    return Qwen2VLVisionConfig(
-        image_token_id=read_image_token(whole, 151655),
-        num_layers=fields.count("depth", 32),
-        hidden_size=hidden_size,
-        intermediate_size=hidden_size * int(fields.number("mlp_ratio", 4)),
-        num_heads=read_heads(fields, hidden_size, "num_heads", 16, multiple=4),
-        out_size=out_size,
-        patch_size=fields.count("patch_size", 14),
-        merge=fields.count("spatial_merge_size", 2),
-        hidden_act=fields.choice("hidden_act", ("quick_gelu",), "quick_gelu"),
-        colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
-        rope_theta=_read_theta(fields),
-        num_frames=fields.count("temporal_patch_size", 2),
-    )
+    inner_size = hidden_size * int(fields.number("mlp_ratio", 4))
+    # Its names of these are those of a vector in other towers.
+    own = {"hidden_size": hidden_size, "intermediate_size": inner_size, "out_hidden_size": out_size}
+    named = Fields(fields.file, fields.values | own, fields.prefix)
+    shape = _read_qwen(whole, text, named, _QWEN_2_VL)
+    return Qwen2VLVisionConfig(**shape, colours=read_colours(whole, CLIP_MEAN, CLIP_STD))
 
 
 def _read_glm4v(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
-    hidden_size, patch_size = fields.count("hidden_size", 1536), fields.count("patch_size", 14)
     is_moe = whole.architecture() == "Glm4vMoeForConditionalGeneration"
+    shape = _read_qwen(whole, text, fields, _GLM_4V_MOE if is_moe else _GLM_4V)
     return Glm4vVisionConfig(
-        image_token_id=read_image_token(whole, 151363 if is_moe else 151343),
-        num_layers=fields.count("depth", 24),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("out_hidden_size", 4096),
-        num_heads=read_heads(fields, hidden_size, "num_heads", 12, multiple=4),
-        out_size=_read_out_size(fields, text),
-        patch_size=patch_size,
-        merge=fields.count("spatial_merge_size", 2),
-        hidden_act=fields.choice("hidden_act", ("silu",), "silu"),
+        **{**shape, "intermediate_size": fields.count("out_hidden_size", 4096)},
         colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
-        rope_theta=_read_theta(fields),
-        num_frames=fields.count("temporal_patch_size", 2),
-        num_positions=(fields.count("image_size", 336) // patch_size) ** 2,
-        merger_size=fields.count("intermediate_size", 13696),
+        num_positions=(fields.count("image_size", 336) // shape["patch_size"]) ** 2,
+        merger_size=shape["intermediate_size"],
         norm_eps=fields.number("rms_norm_eps", 1e-5),
         has_bias=fields.flag("attention_bias"),
     )
@@ -234,17 +217,9 @@ def _read_theta(fields: Fields) -> float:
 
 def _read_pixtral(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     check_feature_layer(whole)
-    hidden_size = fields.count("hidden_size", 1024)
     return PixtralVisionConfig(
-        image_token_id=read_image_token(whole, 10),
-        num_layers=fields.count("num_hidden_layers", 24),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 4096),
-        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16, multiple=4),
-        out_size=text.count("hidden_size"),
-        patch_size=fields.count("patch_size", 14),
+        **read_shape(whole, text, fields, _PIXTRAL),
         merge=whole.count("spatial_merge_size", 2),
-        hidden_act=fields.choice("hidden_act", ("gelu", "silu"), "gelu"),
         colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
         rope_theta=_read_theta(fields),
         norm_eps=text.number("rms_norm_eps"),
@@ -257,24 +232,15 @@ def _read_internvl(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     whole.choice("vision_feature_select_strategy", ("default",), "default")
     if not fields.flag("use_absolute_position_embeddings", default=True):
         raise fields.error("use_absolute_position_embeddings", "true")
-    hidden_size, patch_size = (
-        fields.count("hidden_size", 1024),
-        _read_side(fields, "patch_size", 14),
-    )
+    patch_size = _read_side(fields, "patch_size", 14)
+    fields = Fields(fields.file, fields.values | {"patch_size": patch_size}, fields.prefix)
     merge = int(1 / whole.number("downsample_ratio", 0.5))
     side = _read_side(fields, "image_size", 448) // patch_size
     if not merge or side % merge:
         raise whole.error("downsample_ratio", f"one that divides {side} patches")
     return InternVLVisionConfig(
-        image_token_id=read_image_token(whole, 151667),
-        num_layers=fields.count("num_hidden_layers", 24),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 4096),
-        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16),
-        out_size=text.count("hidden_size"),
-        patch_size=patch_size,
+        **read_shape(whole, text, fields, _INTERN_VL),
         merge=merge,
-        hidden_act=fields.choice("hidden_act", ("gelu",), "gelu"),
         colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
         side=side,
         norm_eps=fields.number("layer_norm_eps", 1e-6),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import isqrt, prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from models.config_sections.fields import Fields
 
@@ -161,6 +162,21 @@ class TileVisionConfig(VisionConfig):
         return max(1, max_vectors // of_tile), self.side, self.side
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneTileVisionConfig(TileVisionConfig):
+    """Shape of a tower that sees an image as one tile."""
+
+    def check_tiles(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless a grid is that of one tile."""
+        TileVisionConfig.check_tiles(self, grid)
+        if grid[0] != 1:
+            raise ValueError("an image has one tile")
+
+    def largest_grid(self, max_vectors: int) -> tuple[int, ...]:
+        """Returns the grid of any image."""
+        return 1, self.side, self.side
+
+
 def check_sides(grid: tuple[int, ...], count: int) -> None:
     """Raises ValueError unless a grid has as many numbers, all of a size that images have."""
     if len(grid) != count or not all(0 < side <= MAX_SIDE for side in grid):
@@ -206,6 +222,51 @@ def read_heads(fields: Fields, hidden_size: int, name: str, default: int, multip
     if hidden_size % (multiple * num_heads):
         raise fields.error(name, f"a number of heads that share {hidden_size} in {multiple}s")
     return num_heads
+
+
+class TowerDefaults(NamedTuple):
+    """Values of a tower's fields that its file may leave out.
+
+    num_heads: each head has a multiple of `head_multiple` elements. hidden_acts: the activations
+    that are served, the default first.
+    """
+
+    image_token_id: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    hidden_acts: tuple[str, ...]
+    head_multiple: int = 1
+
+
+def read_shape(
+    whole: Fields,
+    text: Fields,
+    fields: Fields,
+    defaults: TowerDefaults,
+    *,
+    names: tuple[str, str] = ("num_hidden_layers", "num_attention_heads"),
+) -> dict[str, Any]:
+    """Reads the fields of `VisionConfig` that towers name alike.
+
+    names: of the numbers of layers and heads.
+    """
+    hidden_size = fields.count("hidden_size", defaults.hidden_size)
+    layers, heads = names
+    return {
+        "image_token_id": read_image_token(whole, defaults.image_token_id),
+        "num_layers": fields.count(layers, defaults.num_layers),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.count("intermediate_size", defaults.intermediate_size),
+        "num_heads": read_heads(
+            fields, hidden_size, heads, defaults.num_heads, defaults.head_multiple
+        ),
+        "out_size": text.count("hidden_size"),
+        "patch_size": fields.count("patch_size", defaults.patch_size),
+        "hidden_act": fields.choice("hidden_act", defaults.hidden_acts, defaults.hidden_acts[0]),
+    }
 
 
 def read_image_token(whole: Fields, default: int) -> int:
