@@ -26,6 +26,16 @@ _RANK_LOADS = {
     "num_waiting": "Requests of a data-parallel rank that wait",
     "num_free_blocks": "KV blocks of a data-parallel rank that no request holds",
 }
+_LATENCIES = {
+    "time_to_first_token_seconds": "Arrival to first token",
+    "inter_token_latency_seconds": "Token to token",
+    "e2e_request_latency_seconds": "Arrival to end",
+    "request_queue_time_seconds": "Arrival to first step",
+    "request_prefill_time_seconds": "First step to first token",
+    "request_decode_time_seconds": "First to last token",
+    "request_prompt_tokens": "Prompt tokens of a request",
+    "request_generation_tokens": "Tokens generated for a request",
+}
 
 
 class EngineFamilies:
@@ -213,32 +223,6 @@ class EngineFamilies:
         yield counter("schedule_seconds", counts.schedule_ns / 1e9, "Time spent scheduling")
 
     def _latencies(self, latencies: Latencies) -> Iterable[Any]:
-        histogram = self._families.histogram
-        yield histogram(
-            "time_to_first_token_seconds", latencies.time_to_first_token, "Arrival to first token"
-        )
-        yield histogram(
-            "inter_token_latency_seconds", latencies.inter_token_latency, "Token to token"
-        )
-        yield histogram(
-            "e2e_request_latency_seconds", latencies.e2e_request_latency, "Arrival to end"
-        )
-        yield histogram(
-            "request_queue_time_seconds", latencies.request_queue_time, "Arrival to first step"
-        )
-        yield histogram(
-            "request_prefill_time_seconds",
-            latencies.request_prefill_time,
-            "First step to first token",
-        )
-        yield histogram(
-            "request_decode_time_seconds", latencies.request_decode_time, "First to last token"
-        )
-        yield histogram(
-            "request_prompt_tokens", latencies.request_prompt_tokens, "Prompt tokens of a request"
-        )
-        yield histogram(
-            "request_generation_tokens",
-            latencies.request_generation_tokens,
-            "Tokens generated for a request",
-        )
+        for name, what in _LATENCIES.items():
+            values = getattr(latencies, name.removesuffix("_seconds"))
+            yield self._families.histogram(name, values, what)
