@@ -15,8 +15,10 @@ from services.engine.config.engine_config import EngineConfig
 from services.engine.config.serving import ServingConfig
 from services.engine.core.engine_core import EngineCore
 from services.engine.core.worker_supervisor import Executor
+from services.engine.edge.edge import Edge
 from services.engine.edge.node_secret import NodeSecretError
 from services.engine.edge.open_streams import OpenStreams
+from services.engine.edge.request_reader import RequestReader
 from services.engine.edge.status import status_of
 from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.limits import StepLimits
@@ -132,17 +134,22 @@ class EngineServer:
             interceptors=_interceptors(config.serving, refused),
         )
         streams = OpenStreams(self._counts)
-        servicer = EngineServicer(self.core, model, config, self._grammars, streams, patch_memory)
+        reader = RequestReader(
+            model,
+            max_grammar_bytes=config.grammar.max_grammar_bytes,
+            adapters=self.core.adapters,
+            patch_memory=patch_memory,
+        )
+        edge = Edge(self.core, model, config, self._grammars, streams, reader)
+        servicer = EngineServicer(edge)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         if config.serving.vllm_grpc:
             # Its stubs are an optional extra.
             from services.engine.vllm.servicer import VllmServicer
 
-            VllmServicer(self.core, model, config, self._grammars, streams).add_to(self._server)
+            VllmServicer(edge).add_to(self._server)
         if config.serving.openengine_grpc:
-            OpenEngineServicer(self.core, model, config, self._grammars, streams).add_to(
-                self._server
-            )
+            OpenEngineServicer(edge).add_to(self._server)
         has_weights = config.weights.weights_folder is not None
         if config.adapters.max_loras or has_weights or config.worker.enable_sleep:
             OperatorServicer(self.core, config.serving).add_to(self._server)

@@ -1,4 +1,4 @@
-"""One call of a foreign protocol for vectors, with one request for each prompt."""
+"""One call for vectors, with one request for each prompt."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -8,8 +8,7 @@ import grpc
 
 from protos.engine.v1.engine_pb2 import Submit
 from services.engine.batch import Float32Array, read_float32
-from services.engine.core.engine_core import EngineCore
-from services.engine.edge.request_reader import RequestReader
+from services.engine.edge.edge import Edge
 from services.engine.edge.status import count_rejection
 from services.engine.errors import EngineError, EngineUnavailableError
 from services.engine.request import OutputSink, Request, RequestOutput
@@ -31,11 +30,9 @@ class PooledPrompt:
 class PooledCall(OutputSink):
     """Serves one call and is the sink of its requests, whose handles are their indices."""
 
-    def __init__(
-        self, core: EngineCore, reader: RequestReader, context: grpc.aio.ServicerContext
-    ) -> None:
-        self._core = core
-        self._reader = reader
+    def __init__(self, edge: Edge, context: grpc.aio.ServicerContext) -> None:
+        self._core = edge.core
+        self._reader = edge.reader
         self.context = context
         self._live: dict[int, tuple[Request, asyncio.Future[RequestOutput]]] = {}
         self._is_aborted = False

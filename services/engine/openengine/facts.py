@@ -20,8 +20,8 @@ from protos.openengine.v1.openengine_pb2 import (
 from services.engine.checkpoint.model_folder import ModelFolder
 from services.engine.config.engine_config import EngineConfig
 from services.engine.core.engine_core import EngineCore
+from services.engine.edge.call import MAX_SAMPLES
 from services.engine.openengine.pooled import task_capabilities
-from services.engine.openengine.requests import MAX_SAMPLES
 from services.engine.request import MAX_LOGPROBS
 from services.engine.scheduler.stats import RankLoad
 from services.settings.installation import own_version

@@ -1,6 +1,8 @@
 """One output of a call, until it is written."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from protos.common.v1.sampling_pb2 import PositionLogprobs
 from protos.openengine.v1 import openengine_pb2
@@ -14,6 +16,7 @@ from protos.openengine.v1.openengine_pb2 import (
     TokenOutput,
     Usage,
 )
+from services.engine.edge.call import CallOutput
 from services.engine.edge.output import logprobs_to_proto, prompt_logprobs_to_proto
 from services.engine.edge.stop_strings import StopStrings
 from services.engine.request import FinishReason, Request, RequestOutput
@@ -43,7 +46,7 @@ class CallTotals:
         )
 
 
-class OpenEngineOutput:
+class OpenEngineOutput(CallOutput[GenerationFinished]):
     """Collects the output of one request, in chunks of new tokens."""
 
     def __init__(
@@ -54,44 +57,11 @@ class OpenEngineOutput:
         own_stop_token_ids: frozenset[int],
         stop_strings: StopStrings | None,
     ) -> None:
-        self.request = request
-        self.is_told = False
-        """Whether the ending was written."""
+        super().__init__(request, own_stop_token_ids, stop_strings)
         self._totals = totals
-        self._own_stop_token_ids = own_stop_token_ids
-        self._stop_strings = stop_strings
         self._prompt: list[TokenInfo] = []
         self._tokens: list[TokenInfo] = []
-        self._ending: GenerationFinished | None = None
         totals.num_open += 1
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the output is complete; its request may still run."""
-        return self._ending is not None
-
-    def take(self, output: RequestOutput) -> None:
-        """Takes one step's output; ignores it after the end."""
-        if self.is_over:
-            return
-        token_ids = output.token_ids
-        found = self._stop_strings.find(token_ids) if self._stop_strings is not None else None
-        if found is not None:
-            token_ids = token_ids[: found.num_tokens]
-        self._totals.num_output_tokens += len(token_ids)
-        if output.logprobs:
-            for token_id, entry in zip(token_ids, output.logprobs, strict=False):
-                self._tokens.append(_scored(logprobs_to_proto(token_id, entry)))
-        else:
-            self._tokens += [TokenInfo(token_id=token_id) for token_id in token_ids]
-        if output.prompt_logprobs:
-            if not self._prompt:  # the first token has no predecessor
-                self._prompt.append(TokenInfo(token_id=self.request.prompt_token_ids[0]))
-            self._prompt += map(_scored, prompt_logprobs_to_proto(output))
-        if found is not None:
-            self._ending = self._end(FinishReason.STOP, StopMatch(stop_text=found.text))
-        elif output.finish_reason is not None:
-            self._ending = self._end(output.finish_reason, self._match(output.stop_token_id))
 
     def responses(self) -> list[GenerateResponse]:
         """Returns the messages to write now."""
@@ -110,33 +80,35 @@ class OpenEngineOutput:
             told.append(self._response(finished=self._ending, usage=usage))
         return told
 
-    def _end(self, reason: FinishReason, match: StopMatch | None) -> GenerationFinished:
+    def _add(self, token_ids: Sequence[int], output: RequestOutput) -> None:
+        self._totals.num_output_tokens += len(token_ids)
+        if output.logprobs:
+            for token_id, entry in zip(token_ids, output.logprobs, strict=False):
+                self._tokens.append(_scored(logprobs_to_proto(token_id, entry)))
+        else:
+            self._tokens += [TokenInfo(token_id=token_id) for token_id in token_ids]
+        if output.prompt_logprobs:
+            if not self._prompt:  # the first token has no predecessor
+                self._prompt.append(TokenInfo(token_id=self.request.prompt_token_ids[0]))
+            self._prompt += map(_scored, prompt_logprobs_to_proto(output))
+
+    def _stopped(self, text: str) -> GenerationFinished:
+        return self._finished(FinishReason.STOP, StopMatch(stop_text=text))
+
+    def _ended(self, reason: FinishReason, stop_token_id: int | None) -> GenerationFinished:
+        if stop_token_id is None:
+            return self._finished(reason, None)
+        if stop_token_id in self._own_stop_token_ids:
+            return self._finished(reason, StopMatch(stop_token_id=stop_token_id))
+        return self._finished(reason, StopMatch(eos_token_id=stop_token_id))
+
+    def _finished(self, reason: FinishReason, match: StopMatch | None) -> GenerationFinished:
         return GenerationFinished(
             output_index=self.request.handle, reason=FINISH_REASONS[reason], stop_match=match
         )
 
-    def _match(self, stop_token_id: int | None) -> StopMatch | None:
-        if stop_token_id is None:
-            return None
-        if stop_token_id in self._own_stop_token_ids:
-            return StopMatch(stop_token_id=stop_token_id)
-        return StopMatch(eos_token_id=stop_token_id)
-
-    def _response(
-        self,
-        *,
-        prompt: PromptOutput | None = None,
-        token: TokenOutput | None = None,
-        finished: GenerationFinished | None = None,
-        usage: Usage | None = None,
-    ) -> GenerateResponse:
-        return GenerateResponse(
-            request_id=self._totals.request_id,
-            prompt=prompt,
-            token=token,
-            finished=finished,
-            usage=usage,
-        )
+    def _response(self, **part: Any) -> GenerateResponse:
+        return GenerateResponse(request_id=self._totals.request_id, **part)
 
 
 def _scored(position: PositionLogprobs) -> TokenInfo:

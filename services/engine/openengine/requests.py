@@ -10,13 +10,13 @@ from google.protobuf.message import Message
 from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
 from protos.engine.v1.engine_pb2 import GenerateRequest
 from protos.openengine.v1 import openengine_pb2
+from services.engine.edge.call import MAX_SAMPLES, check_lengths, samples_of
 from services.engine.edge.request_reader import check_known
 from services.engine.edge.stop_strings import MAX_STOP_STRINGS, StopRule
 from services.engine.edge.structured_output import MAX_CHOICES
 from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.request import MAX_STOP_TOKEN_IDS
 
-MAX_SAMPLES = 16
 PRIORITY = "openengine-priority"
 TARGET_RANK = "openengine-target-dp-rank"
 
@@ -36,7 +36,6 @@ REFUSED_FIELDS = {
 CALLERS_FIELDS = {"extra": "keys of other engines, which this protocol lets an engine ignore"}
 """Fields without effect here, and the reason."""
 
-_SEEDS = 2**64
 _PLAIN_FIELDS = (
     "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "seed",
@@ -60,27 +59,17 @@ def check_sizes(message: openengine_pb2.GenerateRequest, *, max_model_len: int) 
     Raises:
         InvalidRequestError: a list has too many entries.
     """
-    num_tokens = len(message.token_ids.ids)
-    if num_tokens >= max_model_len:
-        raise InvalidRequestError(
-            f"the prompt has {num_tokens} tokens; the limit is {max_model_len - 1}, which leaves"
-            f" one for output in a context of {max_model_len}"
-        )
-    for name, entries, limit in (
+    lists = (
         ("conditions", message.stopping.conditions, MAX_STOP_TOKEN_IDS + MAX_STOP_STRINGS),
         ("choices", message.guided.choice.choices, MAX_CHOICES),
-    ):
-        if len(entries) > limit:
-            raise InvalidRequestError(f"{name} has {len(entries)} entries; the limit is {limit}")
+    )
+    check_lengths(len(message.token_ids.ids), lists, max_model_len=max_model_len)
 
 
 def to_samples(
     message: openengine_pb2.GenerateRequest, *, request_id: str, priority: int
 ) -> Iterator[GenerateRequest]:
-    """Yields one request of the engine's own protocol per output.
-
-    It is lazy: the first may be refused before the others are copied. Each seed follows the
-    previous one's; only the first output reports the prompt.
+    """Yields one request of the engine's own protocol per output; see `samples_of`.
 
     Raises:
         InvalidRequestError, UnsupportedError: the message has no equivalent.
@@ -89,22 +78,15 @@ def to_samples(
     num_samples = given.num_sequences if given.HasField("num_sequences") else 1
     if not 0 < num_samples <= MAX_SAMPLES:
         raise InvalidRequestError(f"num_sequences is {num_samples}; it must be 1 to {MAX_SAMPLES}")
-    sampling = _sampling(message)
-    for index in range(num_samples):
-        own = SamplingParams()
-        own.CopyFrom(sampling)
-        if index:
-            own.ClearField("prompt_logprobs")
-            if sampling.HasField("seed"):
-                own.seed = (sampling.seed + index) % _SEEDS
-        yield GenerateRequest(
-            request_id=request_id if index == 0 else f"{request_id}#{index}",
-            prompt_token_ids=message.token_ids.ids,
-            sampling=own,
-            priority=priority,
-            cache_salt=message.kv.cache_salt,
-            model=message.lora_name,
-        )
+    return samples_of(
+        _sampling(message),
+        num_samples,
+        request_id=request_id,
+        prompt_token_ids=message.token_ids.ids,
+        priority=priority,
+        cache_salt=message.kv.cache_salt,
+        model=message.lora_name,
+    )
 
 
 def stop_rule(stopping: openengine_pb2.StoppingOptions) -> StopRule | None:

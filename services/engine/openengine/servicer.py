@@ -1,23 +1,23 @@
 """The supported methods of OpenEngine's two services; gRPC answers UNIMPLEMENTED for others."""
+# ruff: noqa: N802  methods have the protocol's names
 
 import grpc
+from google.protobuf.message import Message
 
-from protos.openengine.v1 import openengine_pb2
+from protos.openengine.v1 import openengine_pb2 as pb
 from protos.openengine.v1.openengine_pb2_grpc import (
     ControlServicer,
     InferenceServicer,
     add_ControlServicer_to_server,
     add_InferenceServicer_to_server,
 )
-from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config.engine_config import EngineConfig
-from services.engine.core.engine_core import EngineCore
-from services.engine.edge.call import ForeignCall, OpenCalls
-from services.engine.edge.open_streams import KV_EVENTS, OpenStreams, write_in_time
+from services.engine.edge.call import GenerateCall, OpenCalls
+from services.engine.edge.edge import Edge
+from services.engine.edge.open_streams import KV_EVENTS
 from services.engine.edge.operators import check_knows_callers
 from services.engine.edge.pooled_call import PooledCall
-from services.engine.edge.request_reader import RequestReader
 from services.engine.edge.status import count_rejection
+from services.engine.edge.unary import checked
 from services.engine.errors import (
     EngineError,
     InvalidRequestError,
@@ -26,7 +26,6 @@ from services.engine.errors import (
     UnknownModelError,
     UnsupportedError,
 )
-from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.openengine.facts import (
     health,
     load_info,
@@ -49,100 +48,83 @@ from services.engine.openengine.requests import check_served
 from services.transport.callers import by_address
 
 
+def _check_operator(servicer: "OpenEngineServicer", request: Message) -> None:
+    check_knows_callers(servicer.edge.config.serving)
+    check_served(request)
+
+
+_checked = checked(lambda _, request: check_served(request))
+_checked_of_operators = checked(_check_operator)
+
+
 class OpenEngineServicer(InferenceServicer, ControlServicer):
     """Serves both services. Methods raise errors; the interceptor maps them.
 
     Its requests share the core, its checks and its limits with those of frontends.
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        model: ModelFolder,
-        config: EngineConfig,
-        grammars: GrammarCompiler,
-        streams: OpenStreams,
-    ) -> None:
-        self._streams = streams
-        self._core = core
-        self._model = model
-        self._config = config
-        self._grammars = grammars
-        self._reader = RequestReader(
-            model, max_grammar_bytes=config.grammar.max_grammar_bytes, adapters=core.adapters
-        )
-        self._loras = Loras(core.adapters)
-        self._calls = OpenCalls(core)
+    def __init__(self, edge: Edge) -> None:
+        self.edge = edge
+        self._loras = Loras(edge.core.adapters)
+        self._calls = OpenCalls(edge.core)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the methods."""
         add_InferenceServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # generated
         add_ControlServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # generated
 
-    async def Generate(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Serves one request, with all its outputs."""
         try:
             self._check_model(request.model)
         except EngineError as error:
-            count_rejection(self._core.counters, error)
+            count_rejection(self.edge.core.counters, error)
             raise
-        call = ForeignCall(self._core, self._reader, self._config, context, self._grammars)
+        call = GenerateCall(self.edge, context)
         message = OpenEngineMessage(request, context)
         with self._calls.live(request.request_id, call):
             await call.run(message)
 
-    async def Embed(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.EmbedRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.EmbedResponse:
+    async def Embed(
+        self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EmbedResponse:
         """Returns the vectors of inputs."""
-        return await self._pooled(EmbedMessage(request, self._model, context), context)
+        return await self._pooled(EmbedMessage(request, self.edge.model, context), context)
 
-    async def Score(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.ScoreRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.ScoreResponse:
+    async def Score(
+        self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ScoreResponse:
         """Returns how well candidates answer their queries."""
-        return await self._pooled(ScoreMessage(request, self._model, context), context)
+        return await self._pooled(ScoreMessage(request, self.edge.model, context), context)
 
-    async def GetServerInfo(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.ServerInfo:
+    @_checked
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest) -> pb.ServerInfo:
         """Describes the engine's settings and capacity."""
-        del context
-        check_served(request)
-        return server_info(self._core, self._model, self._config)
+        return server_info(self.edge.core, self.edge.model, self.edge.config)
 
-    async def GetModelInfo(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.ModelInfo:
+    @_checked
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest) -> pb.ModelInfo:
         """Describes the model and what requests of it may ask for."""
-        del context
-        check_served(request)
         self._check_model(request.model)
-        return model_info(self._model, self._config)
+        return model_info(self.edge.model, self.edge.config)
 
-    async def GetLoad(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.LoadInfo:
+    @_checked
+    async def GetLoad(self, request: pb.GetLoadRequest) -> pb.LoadInfo:
         """Reports the engine's load."""
-        del context
-        check_served(request)
-        return load_info(self._core, with_ranks=request.include_per_rank)
+        return load_info(self.edge.core, with_ranks=request.include_per_rank)
 
-    async def Health(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.HealthRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.HealthResponse:
+    @_checked
+    async def Health(self, request: pb.HealthRequest) -> pb.HealthResponse:
         """Reports whether requests are accepted now."""
-        del context
-        check_served(request)
         if request.include_inference_probe:
             raise UnsupportedError("include_inference_probe is not served: send a request")
-        return health(self._core)
+        return health(self.edge.core)
 
-    async def Abort(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.AbortRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.AbortResponse:
+    async def Abort(
+        self, request: pb.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AbortResponse:
         """Ends a request of this protocol that came from the same address.
 
         The answer for requests of others is the one for ended requests: a caller can neither
@@ -153,71 +135,55 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
             raise InvalidRequestError("an abort must name a request_id")
         call = self._calls.find(request.request_id)
         if call is None or by_address(call.context) != by_address(context):
-            return openengine_pb2.AbortResponse(status=openengine_pb2.ABORT_STATUS_ALREADY_FINISHED)
+            return pb.AbortResponse(status=pb.ABORT_STATUS_ALREADY_FINISHED)
         call.abort()
-        return openengine_pb2.AbortResponse(status=openengine_pb2.ABORT_STATUS_ABORTED)
+        return pb.AbortResponse(status=pb.ABORT_STATUS_ABORTED)
 
-    async def LoadLora(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.LoadLoraRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.LoadLoraResponse:
+    @_checked_of_operators
+    async def LoadLora(self, request: pb.LoadLoraRequest) -> pb.LoadLoraResponse:
         """Loads an adapter from the operator's folder."""
-        del context
-        check_knows_callers(self._config.serving)
-        check_served(request)
         return await self._loras.load(request)
 
-    async def UnloadLora(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.UnloadLoraRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.UnloadLoraResponse:
+    @_checked_of_operators
+    async def UnloadLora(self, request: pb.UnloadLoraRequest) -> pb.UnloadLoraResponse:
         """Forgets an adapter."""
-        del context
-        check_knows_callers(self._config.serving)
-        check_served(request)
         return self._loras.unload(request.lora_name)
 
-    async def ListLoras(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.ListLorasRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.ListLorasResponse:
+    @_checked_of_operators
+    async def ListLoras(self, request: pb.ListLorasRequest) -> pb.ListLorasResponse:
         """Lists all adapters."""
-        del context
-        check_knows_callers(self._config.serving)
-        check_served(request)
         return self._loras.list()
 
-    async def GetKvEventSources(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.GetKvEventSourcesRequest, context: grpc.aio.ServicerContext
-    ) -> openengine_pb2.GetKvEventSourcesResponse:
+    @_checked
+    async def GetKvEventSources(
+        self, request: pb.GetKvEventSourcesRequest
+    ) -> pb.GetKvEventSourcesResponse:
         """Names SubscribeKvEvents for each rank; nothing without --kv-events."""
-        del context
-        check_served(request)
-        ranks = chosen_ranks(self._core.block_events, request.data_parallel_ranks)
+        ranks = chosen_ranks(self.edge.core.block_events, request.data_parallel_ranks)
         sources = [
-            openengine_pb2.KvEventSource(
-                transport="grpc", data_parallel_rank=rank, encoding="protobuf"
-            )
+            pb.KvEventSource(transport="grpc", data_parallel_rank=rank, encoding="protobuf")
             for rank in ranks
         ]
-        return openengine_pb2.GetKvEventSourcesResponse(sources=sources)
+        return pb.GetKvEventSourcesResponse(sources=sources)
 
-    async def SubscribeKvEvents(  # noqa: N802  the protocol's name
-        self, request: openengine_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    async def SubscribeKvEvents(
+        self, request: pb.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Sends changes of the cached blocks, after a snapshot if wanted."""
         check_served(request)
-        if not self._core.block_events:
+        if not self.edge.core.block_events:
             raise NotPermittedError("cached blocks are not shown; the engine lacks --kv-events")
-        records = chosen_ranks(self._core.block_events, request.data_parallel_ranks)
-        following = batches(records, request, self._config.cache.block_size)
-        timeout_s = self._config.serving.slow_reader_timeout_s
-        with self._streams.hold(KV_EVENTS, context):
+        records = chosen_ranks(self.edge.core.block_events, request.data_parallel_ranks)
+        following = batches(records, request, self.edge.config.cache.block_size)
+        with self.edge.streams.hold(KV_EVENTS, context):
             await context.send_initial_metadata(())
             try:
                 async for batch in following:
-                    response = openengine_pb2.SubscribeKvEventsResponse(batch=batch)
-                    await write_in_time(context, response, timeout_s)
+                    response = pb.SubscribeKvEventsResponse(batch=batch)
+                    await self.edge.write(context, response)
             except SlowReaderError as error:
-                last = openengine_pb2.SubscribeKvEventsResponse(error=failure_to_proto(error))
-                await write_in_time(context, last, timeout_s)
+                last = pb.SubscribeKvEventsResponse(error=failure_to_proto(error))
+                await self.edge.write(context, last)
 
     async def _pooled(
         self, message: PooledMessage[MessageT, ResponseT], context: grpc.aio.ServicerContext
@@ -226,12 +192,14 @@ class OpenEngineServicer(InferenceServicer, ControlServicer):
         try:
             self._check_model(message.context.model)
         except EngineError as error:
-            count_rejection(self._core.counters, error)
+            count_rejection(self.edge.core.counters, error)
             raise
-        call = PooledCall(self._core, self._reader, context)
+        call = PooledCall(self.edge, context)
         with self._calls.live(message.context.request_id, call):
             return message.response(await call.run(message.prompts))
 
     def _check_model(self, name: str) -> None:
-        if name not in ("", self._model.name, model_source(self._config)):
-            raise UnknownModelError(f"model {name!r} is not served here; {self._model.name!r} is")
+        if name not in ("", self.edge.model.name, model_source(self.edge.config)):
+            raise UnknownModelError(
+                f"model {name!r} is not served here; {self.edge.model.name!r} is"
+            )

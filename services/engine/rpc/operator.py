@@ -1,10 +1,12 @@
 """The methods of OperatorService: adapters, weights, and the engine's sleep."""
+# ruff: noqa: N802  methods have the protocol's names
 
 from collections.abc import AsyncIterator
 
 import grpc
+from google.protobuf.message import Message
 
-from protos.engine.v1 import operator_pb2
+from protos.engine.v1 import operator_pb2 as pb
 from protos.engine.v1.operator_pb2_grpc import (
     OperatorServiceServicer,
     add_OperatorServiceServicer_to_server,
@@ -15,13 +17,22 @@ from services.engine.core.engine_core import EngineCore
 from services.engine.core.sleep import SleepMode
 from services.engine.edge.operators import check_knows_callers
 from services.engine.edge.request_reader import check_known
+from services.engine.edge.unary import checked
 from services.engine.rpc.weights import update_from_caller, update_from_host, weights_info
 from services.transport.message_reader import RefusedMessage
 
 _MODES = {
-    operator_pb2.SLEEP_MODE_RECOMPUTE: SleepMode.RECOMPUTE,
-    operator_pb2.SLEEP_MODE_ABORT: SleepMode.ABORT,
+    pb.SLEEP_MODE_RECOMPUTE: SleepMode.RECOMPUTE,
+    pb.SLEEP_MODE_ABORT: SleepMode.ABORT,
 }
+
+
+def _check(servicer: "OperatorServicer", request: Message) -> None:
+    check_knows_callers(servicer.config)
+    check_known(request)
+
+
+_checked = checked(_check)
 
 
 class OperatorServicer(OperatorServiceServicer):
@@ -30,105 +41,71 @@ class OperatorServicer(OperatorServiceServicer):
     def __init__(self, core: EngineCore, config: ServingConfig) -> None:
         self._core = core
         self._drain_timeout_s = config.drain_timeout_s
-        self._config = config
+        self.config = config
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serves the methods on a server."""
         add_OperatorServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # generated
 
-    async def LoadAdapter(  # noqa: N802  the protocol's name
-        self, request: operator_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
-    ) -> operator_pb2.LoadAdapterResponse:
+    @_checked
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Reads an adapter and makes it known."""
-        del context
-        self._check()
-        check_known(request)
         adapters = self._core.adapters
         adapter = await adapters.load(request.name, request.path)
-        return operator_pb2.LoadAdapterResponse(
-            adapter=self._info(adapter), num_changes=adapters.version
-        )
+        return pb.LoadAdapterResponse(adapter=self._info(adapter), num_changes=adapters.version)
 
-    async def RemoveAdapter(  # noqa: N802  the protocol's name
-        self, request: operator_pb2.RemoveAdapterRequest, context: grpc.aio.ServicerContext
-    ) -> operator_pb2.RemoveAdapterResponse:
+    @_checked
+    async def RemoveAdapter(self, request: pb.RemoveAdapterRequest) -> pb.RemoveAdapterResponse:
         """Forgets an adapter."""
-        del context
-        self._check()
-        check_known(request)
         self._core.adapters.remove(request.name)
-        return operator_pb2.RemoveAdapterResponse(num_changes=self._core.adapters.version)
+        return pb.RemoveAdapterResponse(num_changes=self._core.adapters.version)
 
-    async def ListAdapters(  # noqa: N802  the protocol's name
-        self, request: operator_pb2.ListAdaptersRequest, context: grpc.aio.ServicerContext
-    ) -> operator_pb2.ListAdaptersResponse:
+    @_checked
+    async def ListAdapters(self, request: pb.ListAdaptersRequest) -> pb.ListAdaptersResponse:
         """Returns every adapter."""
-        del context
-        self._check()
-        check_known(request)
         adapters = [self._info(each) for each in self._core.adapters.all]
-        return operator_pb2.ListAdaptersResponse(adapters=adapters)
+        return pb.ListAdaptersResponse(adapters=adapters)
 
-    async def Sleep(  # noqa: N802  the protocol's name
-        self, request: operator_pb2.SleepRequest, context: grpc.aio.ServicerContext
-    ) -> operator_pb2.SleepResponse:
+    @_checked
+    async def Sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
         """Puts the engine to sleep."""
-        del context
-        self._check()
-        check_known(request)
         timeout_s = self._drain_timeout_s
         if request.HasField("timeout_ms"):
             timeout_s = request.timeout_ms / 1000
         report = await self._core.sleep.fall_asleep(
             request.level, _MODES.get(request.mode, SleepMode.WAIT), timeout_s
         )
-        return operator_pb2.SleepResponse(num_bytes=report.num_bytes, took_s=report.took_s)
+        return pb.SleepResponse(num_bytes=report.num_bytes, took_s=report.took_s)
 
-    async def Wake(  # noqa: N802  the protocol's name
-        self, request: operator_pb2.WakeRequest, context: grpc.aio.ServicerContext
-    ) -> operator_pb2.WakeResponse:
+    @_checked
+    async def Wake(self, request: pb.WakeRequest) -> pb.WakeResponse:
         """Wakes the engine."""
-        del context
-        self._check()
-        check_known(request)
         report = await self._core.sleep.wake()
-        return operator_pb2.WakeResponse(num_bytes=report.num_bytes, took_s=report.took_s)
+        return pb.WakeResponse(num_bytes=report.num_bytes, took_s=report.took_s)
 
-    async def UpdateWeights(  # noqa: N802  the protocol's name
-        self, request: operator_pb2.UpdateWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> operator_pb2.UpdateWeightsResponse:
+    @_checked
+    async def UpdateWeights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
         """Replaces the weights by others on this host."""
-        del context
-        self._check()
         await update_from_host(self._core.weights, request)
-        return operator_pb2.UpdateWeightsResponse(weights=weights_info(self._core.weights))
+        return pb.UpdateWeightsResponse(weights=weights_info(self._core.weights))
 
-    async def UploadWeights(  # noqa: N802  the protocol's name
+    async def UploadWeights(
         self,
-        messages: AsyncIterator[operator_pb2.UploadWeightsRequest | RefusedMessage],
+        messages: AsyncIterator[pb.UploadWeightsRequest | RefusedMessage],
         context: grpc.aio.ServicerContext,
-    ) -> operator_pb2.UploadWeightsResponse:
+    ) -> pb.UploadWeightsResponse:
         """Replaces the weights by those of the stream."""
-        del context
-        self._check()
+        check_knows_callers(self.config)
         await update_from_caller(self._core.weights, messages)
-        return operator_pb2.UploadWeightsResponse(weights=weights_info(self._core.weights))
+        return pb.UploadWeightsResponse(weights=weights_info(self._core.weights))
 
-    async def GetWeights(  # noqa: N802  the protocol's name
-        self, request: operator_pb2.GetWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> operator_pb2.GetWeightsResponse:
+    @_checked
+    async def GetWeights(self, request: pb.GetWeightsRequest) -> pb.GetWeightsResponse:
         """Returns which weights serve."""
-        del context
-        self._check()
-        check_known(request)
-        return operator_pb2.GetWeightsResponse(weights=weights_info(self._core.weights))
+        return pb.GetWeightsResponse(weights=weights_info(self._core.weights))
 
-    def _check(self) -> None:
-        """Refuses all callers if any host may call."""
-        check_knows_callers(self._config)
-
-    def _info(self, adapter: Adapter) -> operator_pb2.AdapterInfo:
-        return operator_pb2.AdapterInfo(
+    def _info(self, adapter: Adapter) -> pb.AdapterInfo:
+        return pb.AdapterInfo(
             name=adapter.name,
             digest=adapter.digest.hex(),
             rank=adapter.rank,

@@ -1,4 +1,5 @@
 """The methods of EngineService."""
+# ruff: noqa: N802  methods have the protocol's names
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,59 +32,34 @@ from protos.engine.v1.engine_pb2 import (
 from protos.engine.v1.engine_pb2_grpc import EngineServiceServicer
 from protos.engine.v1.kv_events_pb2 import SubscribeKvEventsRequest
 from protos.engine.v1.recording_pb2 import EngineSettings
-from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config.engine_config import EngineConfig
-from services.engine.core.engine_core import EngineCore
 from services.engine.core.watchers import StepWatcher
+from services.engine.edge.call import GenerateCall
+from services.engine.edge.edge import Edge
 from services.engine.edge.kv_events import follow
-from services.engine.edge.open_streams import (
-    KV_EVENTS,
-    TOKENIZER,
-    WATCH,
-    OpenStreams,
-    write_in_time,
-)
-from services.engine.edge.request_reader import RequestReader, check_known
+from services.engine.edge.open_streams import KV_EVENTS, TOKENIZER, WATCH
+from services.engine.edge.request_reader import check_known
+from services.engine.edge.unary import checked
 from services.engine.errors import NotPermittedError
-from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
-from services.engine.patch_memory import PatchMemory
 from services.engine.rpc.explain import explain
 from services.engine.rpc.kv_events import part_to_proto
 from services.engine.rpc.pooling import pooling_to_proto
 from services.engine.rpc.recording import engine_settings, opening, recorded_image
 from services.engine.rpc.session import Session
-from services.engine.rpc.single import SingleCall
+from services.engine.rpc.single import SingleMessage
 from services.engine.rpc.stats import stats_to_proto
 from services.transport.message_reader import RefusedMessage
 
 TOKENIZER_PART_BYTES = 2**18
 """Bytes of a tokenizer file in one message."""
+_checked = checked(lambda _, request: check_known(request))
 
 
 class EngineServicer(EngineServiceServicer):
     """The methods of EngineService; the interceptor maps the errors that they raise."""
 
-    def __init__(
-        self,
-        core: EngineCore,
-        model: ModelFolder,
-        config: EngineConfig,
-        grammars: GrammarCompiler,
-        streams: OpenStreams,
-        patch_memory: PatchMemory | None,
-    ) -> None:
-        self._streams = streams
-        self._core = core
-        self._model = model
-        self._config = config
-        self._reader = RequestReader(
-            model,
-            max_grammar_bytes=config.grammar.max_grammar_bytes,
-            adapters=core.adapters,
-            patch_memory=patch_memory,
-        )
-        self._grammars = grammars
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
         self._num_sessions = 0
 
     @property
@@ -91,7 +67,7 @@ class EngineServicer(EngineServiceServicer):
         """Frontends connected now."""
         return self._num_sessions
 
-    async def Session(  # noqa: N802  the protocol's name
+    async def Session(
         self,
         messages: AsyncIterator[FrontendMessage | RefusedMessage],
         context: "grpc.aio.ServicerContext[FrontendMessage, EngineMessage]",
@@ -99,44 +75,36 @@ class EngineServicer(EngineServiceServicer):
         """Serves one frontend over one stream."""
         self._num_sessions += 1
         try:
-            session = Session(
-                self._core, self._reader, self._config.serving, context, self._grammars, messages
-            )
-            await session.run()
+            await Session(self._edge, context, messages).run()
         finally:
             self._num_sessions -= 1
 
-    async def Generate(  # noqa: N802  the protocol's name
+    async def Generate(
         self,
         request: GenerateRequest,
         context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]",
     ) -> None:
         """Serves one request over one call."""
-        await SingleCall(
-            self._core, self._reader, self._config.serving, context, self._grammars
-        ).run(request)
+        await GenerateCall(self._edge, context).run(SingleMessage(request))
 
-    async def GetModelInfo(  # noqa: N802  the protocol's name
-        self, request: GetModelInfoRequest, context: grpc.aio.ServicerContext
-    ) -> GetModelInfoResponse:
+    @_checked
+    async def GetModelInfo(self, request: GetModelInfoRequest) -> GetModelInfoResponse:
         """Returns the model and its limits."""
-        del context
-        check_known(request)
-        model, worker = self._model, self._core.worker
+        model, worker = self._edge.model, self._edge.core.worker
         info = GetModelInfoResponse(
             model=model.name,
             architecture=model.architecture,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
             eos_token_ids=sorted(model.eos_token_ids),
-            default_sampling=self._reader.default_sampling(),
+            default_sampling=self._edge.reader.default_sampling(),
             tokenizer_sha256=model.tokenizer.sha256,
-            engine_id=self._core.engine_id,
-            block_size=self._config.cache.block_size,
+            engine_id=self._edge.core.engine_id,
+            block_size=self._edge.config.cache.block_size,
             config_sha256=model.config_sha256,
             prefix_key_version=PREFIX_KEY_VERSION,
-            max_running=self._config.max_running,
-            weights_version=self._core.weights.version,
+            max_running=self._edge.config.max_running,
+            weights_version=self._edge.core.weights.version,
         )
         if model.pooling is not None:
             info.pooling.CopyFrom(pooling_to_proto(model.pooling, model))
@@ -153,35 +121,30 @@ class EngineServicer(EngineServiceServicer):
                 )
             )
         if worker is not None:
-            info.num_blocks = self._core.num_blocks
+            info.num_blocks = self._edge.core.num_blocks
             info.device_name = worker.device_name
             info.dtype = worker.dtype
             info.num_parameters = worker.num_parameters
         return info
 
-    async def GetTokenizer(  # noqa: N802  the protocol's name
+    async def GetTokenizer(
         self, request: GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Sends the tokenizer's files."""
         check_known(request)
-        with self._streams.hold(TOKENIZER, context):
-            for file in self._model.tokenizer.files:
+        with self._edge.streams.hold(TOKENIZER, context):
+            for file in self._edge.model.tokenizer.files:
                 for start in range(0, max(len(file.content), 1), TOKENIZER_PART_BYTES):
                     part = file.content[start : start + TOKENIZER_PART_BYTES]
                     response = GetTokenizerResponse(file_name=file.name, content=part)
-                    await write_in_time(
-                        context, response, self._config.serving.slow_reader_timeout_s
-                    )
+                    await self._edge.write(context, response)
 
-    async def GetStats(  # noqa: N802  the protocol's name
-        self, request: GetStatsRequest, context: grpc.aio.ServicerContext
-    ) -> GetStatsResponse:
+    @_checked
+    async def GetStats(self, request: GetStatsRequest) -> GetStatsResponse:
         """Returns counts and the present load."""
-        del context
-        check_known(request)
-        core = self._core
+        core = self._edge.core
         # Capture sizes are planned for steps of one query token a request, or of prompts.
-        is_speculative = self._config.speculation.num_speculative_tokens > 0
+        is_speculative = self._edge.config.speculation.num_speculative_tokens > 0
         has_step_sizes = request.include_step_sizes and not is_speculative
         stats = stats_to_proto(
             core.stats(),
@@ -194,18 +157,18 @@ class EngineServicer(EngineServiceServicer):
         stats.num_tasks = len(asyncio.all_tasks())
         return stats
 
-    async def WatchSteps(  # noqa: N802  the protocol's name
+    async def WatchSteps(
         self, request: WatchStepsRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Streams every step from now on."""
         check_known(request)
         wants_tokens = request.include_token_ids or request.include_snapshot
-        if wants_tokens and not self._config.serving.allow_watch_tokens:
+        if wants_tokens and not self._edge.config.serving.allow_watch_tokens:
             raise NotPermittedError(
                 "token ids are not shown; the engine lacks --allow-watch-tokens"
             )
-        with self._streams.hold(WATCH, context):
-            watcher = self._core.watch(
+        with self._edge.streams.hold(WATCH, context):
+            watcher = self._edge.core.watch(
                 include_token_ids=request.include_token_ids,
                 include_snapshot=request.include_snapshot,
             )
@@ -213,66 +176,50 @@ class EngineServicer(EngineServiceServicer):
                 # From here on, the watcher sees every step that it causes.
                 await context.send_initial_metadata(())
                 async for response in self._watched(watcher, request):
-                    await write_in_time(
-                        context, response, self._config.serving.slow_reader_timeout_s
-                    )
+                    await self._edge.write(context, response)
             finally:
-                self._core.watchers.remove(watcher)
+                self._edge.core.watchers.remove(watcher)
 
-    async def ExplainRequest(  # noqa: N802  the protocol's name
-        self, request: ExplainRequestRequest, context: grpc.aio.ServicerContext
-    ) -> ExplainRequestResponse:
+    @_checked
+    async def ExplainRequest(self, request: ExplainRequestRequest) -> ExplainRequestResponse:
         """Says where the time of a request went."""
-        del context
-        check_known(request)
-        return ExplainRequestResponse(story=explain(self._core, request.request_id))
+        return ExplainRequestResponse(story=explain(self._edge.core, request.request_id))
 
-    async def SubscribeKvEvents(  # noqa: N802  the protocol's name
+    async def SubscribeKvEvents(
         self, request: SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Streams which blocks are cached: a snapshot, then every change."""
         check_known(request)
-        if not self._core.block_events:
+        if not self._edge.core.block_events:
             raise NotPermittedError("cached blocks are not shown; the engine lacks --kv-events")
         cursors = {each.data_parallel_rank: each.sequence_number for each in request.cursors}
-        with self._streams.hold(KV_EVENTS, context):
+        with self._edge.streams.hold(KV_EVENTS, context):
             await context.send_initial_metadata(())
-            async for part in follow(dict(enumerate(self._core.block_events)), cursors):
-                await write_in_time(
-                    context, part_to_proto(part), self._config.serving.slow_reader_timeout_s
-                )
+            async for part in follow(dict(enumerate(self._edge.core.block_events)), cursors):
+                await self._edge.write(context, part_to_proto(part))
 
-    async def Drain(  # noqa: N802  the protocol's name
-        self, request: DrainRequest, context: grpc.aio.ServicerContext
-    ) -> DrainResponse:
+    @_checked
+    async def Drain(self, request: DrainRequest) -> DrainResponse:
         """Finishes live requests and refuses new ones; then the server exits."""
-        del context
-        check_known(request)
-        timeout_s = self._config.serving.drain_timeout_s
+        timeout_s = self._edge.config.serving.drain_timeout_s
         if request.HasField("timeout_ms"):
             timeout_s = request.timeout_ms / 1000
-        report = await self._core.drain.run(timeout_s)
+        report = await self._edge.core.drain.run(timeout_s)
         return DrainResponse(num_finished=report.num_finished, num_aborted=report.num_aborted)
 
-    async def StartProfile(  # noqa: N802  the protocol's name
-        self, request: StartProfileRequest, context: grpc.aio.ServicerContext
-    ) -> StartProfileResponse:
+    @_checked
+    async def StartProfile(self, request: StartProfileRequest) -> StartProfileResponse:
         """Starts a profile of the worker's steps."""
-        del context
-        check_known(request)
-        path = await self._core.profiles.start(
+        path = await self._edge.core.profiles.start(
             max_steps=request.max_steps if request.HasField("max_steps") else None,
             max_s=request.duration_ms / 1000 if request.HasField("duration_ms") else None,
         )
         return StartProfileResponse(path=str(path))
 
-    async def StopProfile(  # noqa: N802  the protocol's name
-        self, request: StopProfileRequest, context: grpc.aio.ServicerContext
-    ) -> StopProfileResponse:
+    @_checked
+    async def StopProfile(self, request: StopProfileRequest) -> StopProfileResponse:
         """Ends the running profile and waits for its trace."""
-        del context
-        check_known(request)
-        path, report = await self._core.profiles.stop()
+        path, report = await self._edge.core.profiles.stop()
         return StopProfileResponse(
             path=str(path),
             num_bytes=report.num_bytes,
@@ -294,6 +241,6 @@ class EngineServicer(EngineServiceServicer):
             )
 
     def _settings(self) -> EngineSettings:
-        worker = self._core.worker
+        worker = self._edge.core.worker
         assert worker is not None, "whoever takes a snapshot has seen a worker"
-        return engine_settings(self._model, self._config, worker)
+        return engine_settings(self._edge.model, self._edge.config, worker)

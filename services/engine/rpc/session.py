@@ -18,9 +18,8 @@ from protos.engine.v1.engine_pb2 import (
     Rejected,
     Submit,
 )
-from services.engine.config.serving import ServingConfig
-from services.engine.core.engine_core import EngineCore
-from services.engine.edge.request_reader import RequestReader, check_known, check_name
+from services.engine.edge.edge import Edge
+from services.engine.edge.request_reader import check_known, check_name
 from services.engine.edge.session_images import SessionImages
 from services.engine.edge.status import count_rejection, failure_of
 from services.engine.errors import (
@@ -28,7 +27,6 @@ from services.engine.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
-from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.kv_cache.prefix_index import PREFIX_KEY_VERSION
 from services.engine.kv_cache.prefix_journal import PrefixCursor
 from services.engine.request import Request, RequestOutput
@@ -58,27 +56,24 @@ class Session:
 
     def __init__(
         self,
-        core: EngineCore,
-        reader: RequestReader,
-        config: ServingConfig,
+        edge: Edge,
         context: grpc.aio.ServicerContext,
-        grammars: GrammarCompiler,
         messages: AsyncIterator[FrontendMessage | RefusedMessage],
     ) -> None:
-        self._grammars = grammars
         self._messages = messages
         self._preparing: dict[int, asyncio.Task[None]] = {}
         """Requests, by handle, whose grammar is being compiled."""
-        self._core = core
-        self._reader = reader
-        self._config = config
+        self._core = edge.core
+        self._reader = edge.reader
+        self._grammars = edge.grammars
+        self._config = edge.config.serving
         self._context = context
         self._live: dict[int, Request] = {}
-        self._images: SessionImages = reader.session_images()
-        self._adapters = AdapterReport(core)
+        self._images: SessionImages = self._reader.session_images()
+        self._adapters = AdapterReport(edge.core)
         self._wants_prefixes = False
         self._prefix_cursor: PrefixCursor | None = None
-        self._outbox = Outbox(config)
+        self._outbox = Outbox(self._config)
         self.put_tokens, self.flush = self._outbox.put_tokens, self._outbox.flush
 
     def put(self, output: RequestOutput) -> None:

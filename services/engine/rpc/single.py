@@ -1,106 +1,73 @@
-"""One request with a call of its own."""
+"""One Generate message of the engine's own protocol, as a call of the engine."""
 
-import asyncio
-
-import grpc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from protos.engine.v1.engine_pb2 import GenerateRequest, GenerateResponse
-from services.engine.config.serving import ServingConfig
-from services.engine.core.engine_core import EngineCore
-from services.engine.edge.open_streams import write_in_time
+from services.engine.edge.call import CallOutput
 from services.engine.edge.output import (
     FINISH_REASONS,
     logprobs_to_proto,
     prompt_logprobs_to_proto,
     usage_of,
 )
-from services.engine.edge.request_reader import RequestReader
-from services.engine.edge.status import count_rejection
+from services.engine.edge.stop_strings import StopStrings
 from services.engine.errors import EngineError
-from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.request import OutputSink, RequestOutput
-from services.telemetry.trace_context import read_traceparent
+from services.engine.request import FinishReason, Request, RequestOutput
 
 
-class SingleCall(OutputSink):
-    """Serves one Generate call, and is the sink of its request.
+class _SingleOutput(CallOutput[FinishReason]):
+    """Merges unread output into one message, whose size the context length bounds."""
 
-    Unread output is merged into one message, whose size the context length bounds.
-    """
-
-    def __init__(
-        self,
-        core: EngineCore,
-        reader: RequestReader,
-        config: ServingConfig,
-        context: grpc.aio.ServicerContext,
-        grammars: GrammarCompiler,
-    ) -> None:
-        self._grammars = grammars
-        self._core = core
-        self._reader = reader
-        self._timeout_s = config.slow_reader_timeout_s
-        self._context = context
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
         self._response = GenerateResponse()
-        self._has_ended = False
-        self._error: EngineError | None = None
-        self._wake = asyncio.Event()
 
-    def put(self, output: RequestOutput) -> None:
-        """Takes the request's output of one step."""
+    def responses(self) -> list[GenerateResponse]:
+        """Returns the messages to write now."""
+        self.is_told = self.is_over
+        response, self._response = self._response, GenerateResponse()
+        if response.token_ids or response.finish_reason or response.prompt_logprobs:
+            return [response]
+        return []
+
+    def _add(self, token_ids: Sequence[int], output: RequestOutput) -> None:
         response = self._response
-        response.token_ids.extend(output.token_ids)
+        response.token_ids.extend(token_ids)
         if output.logprobs:
-            response.logprobs.extend(map(logprobs_to_proto, output.token_ids, output.logprobs))
+            response.logprobs.extend(map(logprobs_to_proto, token_ids, output.logprobs))
         if output.prompt_logprobs:
             response.prompt_logprobs.extend(prompt_logprobs_to_proto(output))
-        if output.stop_token_id is not None:
-            response.stop_token_id = output.stop_token_id
-        if output.finish_reason is not None:
-            response.finish_reason = FINISH_REASONS[output.finish_reason]
-            response.usage.CopyFrom(usage_of(output.request))
-        self._error = output.error
-        self._has_ended = output.is_last
 
-    def flush(self) -> None:
-        """Lets `run` send the output."""
-        self._wake.set()
+    def _stopped(self, text: str) -> FinishReason:
+        del text
+        return FinishReason.STOP
 
-    async def run(self, message: GenerateRequest) -> None:
-        """Serves the call; its end ends the request.
+    def _ended(self, reason: FinishReason, stop_token_id: int | None) -> FinishReason:
+        self._response.finish_reason = FINISH_REASONS[reason]
+        if stop_token_id is not None:
+            self._response.stop_token_id = stop_token_id
+        self._response.usage.CopyFrom(usage_of(self.request))
+        return reason
 
-        Raises:
-            EngineError: the request was refused, before any message, or failed.
-        """
-        try:
-            self._core.check_ready()
-            request = self._reader.from_generate(
-                message,
-                self,
-                timeout_s=self._context.time_remaining(),
-                traceparent=read_traceparent(self._context.invocation_metadata()),
-            )
-            if request.structured_output is not None:
-                request.constraint = await self._grammars.constrain(request.structured_output)
-            self._core.submit(request)
-        except EngineError as error:
-            count_rejection(self._core.counters, error)
-            raise
-        try:
-            # From here on, the caller must not send the request again.
-            await self._context.send_initial_metadata(())
-            await self._send()
-        finally:
-            self._core.abort(request)
 
-    async def _send(self) -> None:
-        has_ended = False
-        while not has_ended:
-            await self._wake.wait()
-            self._wake.clear()
-            has_ended = self._has_ended
-            response, self._response = self._response, GenerateResponse()
-            if response.token_ids or response.finish_reason or response.prompt_logprobs:
-                await write_in_time(self._context, response, self._timeout_s)
-        if self._error is not None:
-            raise self._error
+@dataclass(frozen=True, slots=True)
+class SingleMessage:
+    """One request with one output; see `CallMessage`."""
+
+    message: GenerateRequest
+    stop_rule = None
+
+    def samples(self, *, max_model_len: int) -> Iterator[GenerateRequest]:
+        """Yields the request, whose lengths are checked as it is read."""
+        del max_model_len
+        yield self.message
+
+    def output(self, request: Request, stop_strings: StopStrings | None) -> _SingleOutput:
+        """Returns the collector of the output."""
+        del stop_strings
+        return _SingleOutput(request)
+
+    def failure(self, error: EngineError) -> None:
+        """Returns None: failures are statuses here."""
+        del error

@@ -37,7 +37,6 @@ def weights_info(weights: Weights) -> pb.WeightsInfo:
 
 async def update_from_host(weights: Weights, request: pb.UpdateWeightsRequest) -> None:
     """Replaces the weights by those of a folder or of shared memory; see `Weights.update`."""
-    check_known(request)
     if len(request.sha256) not in (0, SHA256_BYTES):
         raise InvalidRequestError(f"sha256 must have {SHA256_BYTES} bytes", field="sha256")
     folder, is_shared = weights.folder, request.WhichOneof("source") == "shared_memory"

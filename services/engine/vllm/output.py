@@ -1,5 +1,7 @@
 """One output of a call, until it is written."""
 
+from collections.abc import Sequence
+
 from smg_grpc_proto.generated.vllm_engine_pb2 import (
     GenerateComplete,
     GenerateResponse,
@@ -11,6 +13,7 @@ from smg_grpc_proto.generated.vllm_engine_pb2 import (
 )
 
 from protos.common.v1.sampling_pb2 import PositionLogprobs
+from services.engine.edge.call import CallOutput
 from services.engine.edge.output import logprobs_to_proto, prompt_logprobs_to_proto
 from services.engine.edge.stop_strings import StopStrings
 from services.engine.request import FinishReason, Request, RequestOutput
@@ -22,7 +25,7 @@ FINISH_REASONS = {
 }
 
 
-class VllmOutput:
+class VllmOutput(CallOutput[GenerateComplete]):
     """Collects the output of one request.
 
     A streamed output is written in chunks of new output and an ending without repetition. Otherwise
@@ -37,41 +40,12 @@ class VllmOutput:
         own_stop_token_ids: frozenset[int],
         stop_strings: StopStrings | None,
     ) -> None:
-        self.request = request
-        self.is_told = False
-        """Whether the ending was written."""
+        super().__init__(request, own_stop_token_ids, stop_strings)
         self._is_streamed = is_streamed
-        self._own_stop_token_ids = own_stop_token_ids
-        self._stop_strings = stop_strings
         self._token_ids: list[int] = []
         self._logprobs = OutputLogProbs()
         self._prompt_logprobs = InputLogProbs()
         self._num_tokens = 0
-        self._ending: GenerateComplete | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the output is complete; its request may still run."""
-        return self._ending is not None
-
-    def take(self, output: RequestOutput) -> None:
-        """Takes one step's output; ignores it after the end."""
-        if self.is_over:
-            return
-        token_ids = output.token_ids
-        found = self._stop_strings.find(token_ids) if self._stop_strings is not None else None
-        if found is not None:
-            token_ids = token_ids[: found.num_tokens]
-        self._token_ids += token_ids
-        self._num_tokens += len(token_ids)
-        for token_id, entry in zip(token_ids, output.logprobs, strict=False):  # all or none
-            _add_logprobs(self._logprobs, logprobs_to_proto(token_id, entry))
-        if output.prompt_logprobs:
-            self._add_prompt_logprobs(output)
-        if found is not None:
-            self._ending = GenerateComplete(finish_reason="stop", matched_stop_str=found.text)
-        elif output.finish_reason is not None:
-            self._ending = self._end(output.finish_reason, output.stop_token_id)
 
     def responses(self) -> list[GenerateResponse]:
         """Returns the messages to write now."""
@@ -83,7 +57,18 @@ class VllmOutput:
             told.append(GenerateResponse(complete=self._complete(self._ending)))
         return told
 
-    def _end(self, reason: FinishReason, stop_token_id: int | None) -> GenerateComplete:
+    def _add(self, token_ids: Sequence[int], output: RequestOutput) -> None:
+        self._token_ids += token_ids
+        self._num_tokens += len(token_ids)
+        for token_id, entry in zip(token_ids, output.logprobs, strict=False):  # all or none
+            _add_logprobs(self._logprobs, logprobs_to_proto(token_id, entry))
+        if output.prompt_logprobs:
+            self._add_prompt_logprobs(output)
+
+    def _stopped(self, text: str) -> GenerateComplete:
+        return GenerateComplete(finish_reason="stop", matched_stop_str=text)
+
+    def _ended(self, reason: FinishReason, stop_token_id: int | None) -> GenerateComplete:
         ending = GenerateComplete(finish_reason=FINISH_REASONS[reason])
         if stop_token_id in self._own_stop_token_ids:  # an end-of-sequence token is not reported
             ending.matched_token_id = stop_token_id

@@ -12,13 +12,12 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 
 from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput, TextChoice
 from protos.engine.v1.engine_pb2 import GenerateRequest
+from services.engine.edge.call import MAX_SAMPLES, SEEDS, check_lengths, samples_of
 from services.engine.edge.request_reader import check_known
 from services.engine.edge.stop_strings import StopRule
 from services.engine.edge.structured_output import MAX_CHOICES
 from services.engine.errors import InvalidRequestError, UnsupportedError
 from services.engine.request import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-
-MAX_SAMPLES = 16
 
 _TEXT_ALONE = "this service takes text alone; Octavo's frontend takes images"
 REFUSED_FIELDS = {
@@ -41,7 +40,6 @@ CALLERS_FIELDS = {
 }
 """Fields without effect here, and the reason."""
 
-_SEEDS = 2**64
 _PLAIN_FIELDS = (
     "min_p", "frequency_penalty", "presence_penalty", "stop_token_ids", "ignore_eos", "min_tokens",
 )  # fmt: skip
@@ -70,19 +68,12 @@ def check_sizes(message: vllm_engine_pb2.GenerateRequest, *, max_model_len: int)
         InvalidRequestError: a list has too many entries.
     """
     given = message.sampling_params
-    num_tokens = len(message.tokenized.input_ids)
-    if num_tokens >= max_model_len:
-        raise InvalidRequestError(
-            f"the prompt has {num_tokens} tokens; the limit is {max_model_len - 1}, which leaves"
-            f" one for output in a context of {max_model_len}"
-        )
-    for name, entries, limit in (
+    lists = (
         ("logit_bias", given.logit_bias, MAX_LOGIT_BIAS),
         ("stop_token_ids", given.stop_token_ids, MAX_STOP_TOKEN_IDS),
         ("choice", given.choice.choices, MAX_CHOICES),
-    ):
-        if len(entries) > limit:
-            raise InvalidRequestError(f"{name} has {len(entries)} entries; the limit is {limit}")
+    )
+    check_lengths(len(message.tokenized.input_ids), lists, max_model_len=max_model_len)
 
 
 def to_samples(message: vllm_engine_pb2.GenerateRequest) -> Iterator[GenerateRequest]:
@@ -98,8 +89,12 @@ def to_samples(message: vllm_engine_pb2.GenerateRequest) -> Iterator[GenerateReq
     if num_samples > MAX_SAMPLES:
         raise InvalidRequestError(f"n is {num_samples}; it must be 1 to {MAX_SAMPLES}")
     sampling = _sampling(given)
-    request_id = message.request_id or uuid.uuid4().hex
-    return _samples(request_id, message.tokenized.input_ids, sampling, num_samples)
+    return samples_of(
+        sampling,
+        num_samples,
+        request_id=message.request_id or uuid.uuid4().hex,
+        prompt_token_ids=message.tokenized.input_ids,
+    )
 
 
 def stop_rule(given: vllm_engine_pb2.SamplingParams) -> StopRule | None:
@@ -119,24 +114,6 @@ def _refuse_fields(message: Message) -> None:
             raise UnsupportedError(f"{field.name} is not served: {REFUSED_FIELDS[field.name]}")
 
 
-def _samples(
-    request_id: str, token_ids: list[int], sampling: SamplingParams, num_samples: int
-) -> Iterator[GenerateRequest]:
-    """Each seed follows the previous one's; only the first output reports the prompt."""
-    for index in range(num_samples):
-        own = SamplingParams()
-        own.CopyFrom(sampling)
-        if index:
-            own.ClearField("prompt_logprobs")
-            if sampling.HasField("seed"):
-                own.seed = (sampling.seed + index) % _SEEDS
-        yield GenerateRequest(
-            request_id=request_id if index == 0 else f"{request_id}#{index}",
-            prompt_token_ids=token_ids,
-            sampling=own,
-        )
-
-
 def _sampling(given: vllm_engine_pb2.SamplingParams) -> SamplingParams:
     own = SamplingParams(
         temperature=given.temperature if given.HasField("temperature") else 1.0,
@@ -149,7 +126,7 @@ def _sampling(given: vllm_engine_pb2.SamplingParams) -> SamplingParams:
     if given.HasField("max_tokens"):
         own.max_tokens = given.max_tokens
     if given.HasField("seed"):
-        own.seed = given.seed % _SEEDS
+        own.seed = given.seed % SEEDS
     for name in ("logprobs", "prompt_logprobs"):
         if given.HasField(name):
             setattr(own, name, _not_negative(name, getattr(given, name)))

@@ -3,6 +3,7 @@
 The others (FlushCache, StartProfile, StopProfile) are not registered, so gRPC answers
 UNIMPLEMENTED; nor is SubscribeKvEvents without --kv-events, which the gateway understands.
 """
+# ruff: noqa: N802  methods have the protocol's names
 
 import datetime
 import json
@@ -11,18 +12,17 @@ from functools import partial
 
 import grpc
 from google.protobuf import message_factory
-from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from services.engine.checkpoint.model_folder import ModelFolder
-from services.engine.config.engine_config import EngineConfig
-from services.engine.core.engine_core import EngineCore
-from services.engine.edge.call import ForeignCall, OpenCalls
+from services.engine.edge.call import GenerateCall, OpenCalls
+from services.engine.edge.edge import Edge
 from services.engine.edge.kv_events import follow
-from services.engine.edge.open_streams import KV_EVENTS, TOKENIZER, OpenStreams, write_in_time
+from services.engine.edge.open_streams import KV_EVENTS, TOKENIZER
 from services.engine.edge.pooled_call import PooledCall
-from services.engine.edge.request_reader import RequestReader, check_known
+from services.engine.edge.request_reader import check_known
+from services.engine.edge.unary import checked
 from services.engine.errors import InvalidRequestError, UnsupportedError
-from services.engine.grammar.compiler import GrammarCompiler
 from services.engine.vllm.embed import prompts_of, response_of
 from services.engine.vllm.kv_events import part_to_batch
 from services.engine.vllm.message import VllmMessage
@@ -31,10 +31,11 @@ from services.settings.installation import own_version
 
 MAX_ABORTED = 4096
 """Limit of requests in one Abort."""
-_SERVICE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+_SERVICE = pb.DESCRIPTOR.services_by_name["VllmEngine"]
 _STREAMED = {"Generate", "GetTokenizer", "SubscribeKvEvents"}
 _UNARY = {"Embed", "HealthCheck", "Abort", "GetModelInfo", "GetServerInfo", "GetLoads"}
 _METHODS = _UNARY | _STREAMED
+_checked = checked(lambda _, request: check_known(request))
 
 
 class VllmServicer:
@@ -43,52 +44,40 @@ class VllmServicer:
     Its requests share the core, its checks and its limits with those of frontends.
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        model: ModelFolder,
-        config: EngineConfig,
-        grammars: GrammarCompiler,
-        streams: OpenStreams,
-    ) -> None:
-        self._streams = streams
-        self._core = core
-        self._model = model
-        self._config = config
-        self._grammars = grammars
-        self._reader = RequestReader(model, max_grammar_bytes=config.grammar.max_grammar_bytes)
-        self._tokenizer = TokenizerArchive(model.tokenizer)
-        self._calls = OpenCalls(core)
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._tokenizer = TokenizerArchive(edge.model.tokenizer)
+        self._calls = OpenCalls(edge.core)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the methods."""
-        shown = _METHODS if self._core.block_events else _METHODS - {"SubscribeKvEvents"}
+        shown = _METHODS if self._edge.core.block_events else _METHODS - {"SubscribeKvEvents"}
         handlers = {name: self._handler(name) for name in shown}
         generic = grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)
         server.add_generic_rpc_handlers((generic,))
 
-    async def Generate(  # noqa: N802  the protocol's name
+    async def Generate(
         self,
-        request: vllm_engine_pb2.GenerateRequest,
+        request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext,
     ) -> None:
         """Serves one request, with all its outputs."""
-        call = ForeignCall(self._core, self._reader, self._config, context, self._grammars)
+        call = GenerateCall(self._edge, context)
         with self._calls.live(request.request_id, call):
             await call.run(VllmMessage(request))
 
-    async def Embed(  # noqa: N802  the protocol's name
-        self, request: vllm_engine_pb2.EmbedRequest, context: grpc.aio.ServicerContext
-    ) -> vllm_engine_pb2.EmbedResponse:
+    async def Embed(
+        self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EmbedResponse:
         """Returns the vector of a prompt, or its score."""
-        call = PooledCall(self._core, self._reader, context)
+        call = PooledCall(self._edge, context)
         with self._calls.live(request.request_id, call):
             [pooled] = await call.run(partial(prompts_of, request))
         return response_of(pooled)
 
-    async def Abort(  # noqa: N802  the protocol's name
-        self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
-    ) -> vllm_engine_pb2.AbortResponse:
+    async def Abort(
+        self, request: pb.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AbortResponse:
         """Ends requests of this protocol that came over the same connection.
 
         It ignores ids of others and of ended requests: a caller can neither discover nor end
@@ -103,31 +92,25 @@ class VllmServicer:
             call = self._calls.find(request_id)
             if call is not None and call.context.peer() == context.peer():
                 call.abort()
-        return vllm_engine_pb2.AbortResponse()
+        return pb.AbortResponse()
 
-    async def HealthCheck(  # noqa: N802  the protocol's name
-        self, request: vllm_engine_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> vllm_engine_pb2.HealthCheckResponse:
+    @_checked
+    async def HealthCheck(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
         """Reports whether requests are accepted now."""
-        del context
-        check_known(request)
         message = "ready"
-        if self._core.drain.has_begun:
+        if self._edge.core.drain.has_begun:
             message = "draining"
-        elif not self._core.is_ready:
+        elif not self._edge.core.is_ready:
             message = "the worker is starting"
-        return vllm_engine_pb2.HealthCheckResponse(healthy=self._core.is_ready, message=message)
+        return pb.HealthCheckResponse(healthy=self._edge.core.is_ready, message=message)
 
-    async def GetModelInfo(  # noqa: N802  the protocol's name
-        self, request: vllm_engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
-    ) -> vllm_engine_pb2.GetModelInfoResponse:
+    @_checked
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
         """Describes the model, its limits and its default sampling."""
-        del context
-        check_known(request)
-        model = self._model
+        model = self._edge.model
         # A name would be looked up on Hugging Face first.
-        folder = str(self._config.checkpoint.model.absolute())
-        return vllm_engine_pb2.GetModelInfoResponse(
+        folder = str(self._edge.config.checkpoint.model.absolute())
+        return pb.GetModelInfoResponse(
             model_path=folder,
             tokenizer_path=folder,
             served_model_name=model.name,
@@ -140,49 +123,43 @@ class VllmServicer:
             default_sampling_params_json=json.dumps(asdict(model.default_sampling)),
         )
 
-    async def GetServerInfo(  # noqa: N802  the protocol's name
-        self, request: vllm_engine_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
-    ) -> vllm_engine_pb2.GetServerInfoResponse:
+    @_checked
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest) -> pb.GetServerInfoResponse:
         """Describes the engine's settings."""
-        del context
-        check_known(request)
-        stats, worker = self._core.stats(), self._core.worker
-        return vllm_engine_pb2.GetServerInfoResponse(
+        stats, worker = self._edge.core.stats(), self._edge.core.worker
+        return pb.GetServerInfoResponse(
             active_requests=stats.load.num_running + stats.load.num_waiting,
             uptime_seconds=stats.uptime_s,
             server_type="octavo",
             data_parallel_size=1,
-            block_size=self._config.cache.block_size,
+            block_size=self._edge.config.cache.block_size,
             model_dtype="" if worker is None else f"torch.{worker.dtype}",
-            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_num_seqs=self._edge.config.scheduler.max_num_seqs,
             constrained_decoding_start="first_token",
         )
 
-    async def GetLoads(  # noqa: N802  the protocol's name
-        self, request: vllm_engine_pb2.GetLoadsRequest, context: grpc.aio.ServicerContext
-    ) -> vllm_engine_pb2.GetLoadsResponse:
+    @_checked
+    async def GetLoads(self, request: pb.GetLoadsRequest) -> pb.GetLoadsResponse:
         """Reports the engine's load."""
-        del context
-        check_known(request)
         if request.dp_rank != 0:
             raise UnsupportedError(f"dp_rank is {request.dp_rank}; this engine is rank 0 alone")
-        return vllm_engine_pb2.GetLoadsResponse(
+        return pb.GetLoadsResponse(
             timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
             version=own_version(),
             dp_rank_count=1,
             loads=[self._load()],
         )
 
-    async def GetTokenizer(  # noqa: N802  the protocol's name
+    async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Sends the tokenizer's files as one ZIP archive."""
         check_known(request)
-        with self._streams.hold(TOKENIZER, context):
+        with self._edge.streams.hold(TOKENIZER, context):
             for chunk in self._tokenizer.chunks():
-                await write_in_time(context, chunk, self._config.serving.slow_reader_timeout_s)
+                await self._edge.write(context, chunk)
 
-    async def SubscribeKvEvents(  # noqa: N802  the protocol's name
+    async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> None:
         """Sends the cached blocks of each rank, then their changes.
@@ -190,20 +167,20 @@ class VllmServicer:
         Resuming from a number needs one rank alone, as numbers are a rank's own.
         """
         check_known(request)
-        ranks, start = self._core.block_events, request.start_sequence_number
+        ranks, start = self._edge.core.block_events, request.start_sequence_number
         cursors = {0: start - 1} if start and len(ranks) == 1 else {}
-        with self._streams.hold(KV_EVENTS, context):
+        with self._edge.streams.hold(KV_EVENTS, context):
             await context.send_initial_metadata(())
             async for part in follow(dict(enumerate(ranks)), cursors):
-                batch = part_to_batch(part, self._config.cache.block_size)
-                await write_in_time(context, batch, self._config.serving.slow_reader_timeout_s)
+                batch = part_to_batch(part, self._edge.config.cache.block_size)
+                await self._edge.write(context, batch)
 
-    def _load(self) -> vllm_engine_pb2.SchedulerLoad:
-        stats, block_size = self._core.stats(), self._config.cache.block_size
+    def _load(self) -> pb.SchedulerLoad:
+        stats, block_size = self._edge.core.stats(), self._edge.config.cache.block_size
         load = stats.load
         num_used_blocks = stats.num_blocks - load.num_free_blocks
         prompt_tokens = stats.counters.scheduler.prompt_tokens
-        return vllm_engine_pb2.SchedulerLoad(
+        return pb.SchedulerLoad(
             num_running_reqs=load.num_running,
             num_waiting_reqs=load.num_waiting,
             num_total_reqs=load.num_running + load.num_waiting,
@@ -213,8 +190,8 @@ class VllmServicer:
             cache_hit_rate=stats.counters.scheduler.cached_tokens / prompt_tokens
             if prompt_tokens
             else 0.0,
-            utilization=load.num_running / self._config.scheduler.max_num_seqs,
-            max_running_requests=self._config.scheduler.max_num_seqs,
+            utilization=load.num_running / self._edge.config.scheduler.max_num_seqs,
+            max_running_requests=self._edge.config.scheduler.max_num_seqs,
         )
 
     def _handler(self, name: str) -> grpc.RpcMethodHandler:

@@ -7,12 +7,12 @@ import pytest
 
 from protos.common.v1.sampling_pb2 import SamplingParams, StructuredOutput
 from protos.engine.v1.engine_pb2 import Abort, GenerateRequest
+from services.engine.edge.call import GenerateCall
 from services.engine.grammar.compiler import LIVE
 from services.engine.grammar.constraint import GrammarConstraint
 from services.engine.grammar.probe_pool import ProbePool
 from services.engine.request import Request
 from services.engine.rpc.session import Session
-from services.engine.rpc.single import SingleCall
 from tests.support.no_collector import collector_off, num_alive
 from tests.support.waiting import until
 from tests.unit.engine.edge.test_structured_output import HOSTILE, tiny_service
@@ -21,7 +21,7 @@ from tests.unit.engine.rpc.test_session import Frontend
 SHORT = StructuredOutput(regex="[a-z]{2}")
 LONG = StructuredOutput(regex="[a-z]{400}")
 SLOW = StructuredOutput(json_schema=HOSTILE)
-KINDS = (Request, GrammarConstraint, Session, SingleCall)
+KINDS = (Request, GrammarConstraint, Session, GenerateCall)
 ROUNDS = 3
 
 
