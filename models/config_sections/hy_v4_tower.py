@@ -7,11 +7,13 @@ from models.config_sections.fields import Fields
 from models.config_sections.vision import (
     CLIP_MEAN,
     CLIP_STD,
+    TowerDefaults,
     VisionConfig,
     read_colours,
-    read_heads,
-    read_image_token,
+    read_shape,
 )
+
+_DEFAULTS = TowerDefaults(120120, 40, 1536, 6144, 16, 16, ("gelu",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +43,14 @@ class HyV4VisionConfig(VisionConfig):
 
 def read_hy_v4(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     """Reads the tower from the whole, its text and this part."""
-    hidden_size, patch_size = fields.count("hidden_size", 1536), fields.count("patch_size", 16)
+    shape = read_shape(whole, text, fields, _DEFAULTS)
     fields.choice("interpolate_mode", ("bilinear",), "bilinear")
-    out_size = text.count("hidden_size")
-    if fields.count("out_hidden_size", 6144) != out_size:
-        raise fields.error("out_hidden_size", f"{out_size}, the hidden size of the text")
+    if fields.count("out_hidden_size", 6144) != shape["out_size"]:
+        raise fields.error("out_hidden_size", f"{shape['out_size']}, the hidden size of the text")
     return HyV4VisionConfig(
-        image_token_id=read_image_token(whole, 120120),
-        num_layers=fields.count("num_hidden_layers", 40),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 6144),
-        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16),
-        out_size=out_size,
-        patch_size=patch_size,
+        **shape,
         merge=fields.count("spatial_merge_size", 2),
-        hidden_act=fields.choice("hidden_act", ("gelu",), "gelu"),
         colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
-        side=max(1, fields.count("max_image_size", 2048) // patch_size),
+        side=max(1, fields.count("max_image_size", 2048) // shape["patch_size"]),
         norm_eps=fields.number("rms_norm_eps", 1e-5),
     )

@@ -7,11 +7,13 @@ from models.config_sections.vision import (
     CLIP_MEAN,
     CLIP_STD,
     QwenVisionConfig,
+    TowerDefaults,
     VisionConfig,
     read_colours,
-    read_heads,
-    read_image_token,
+    read_shape,
 )
+
+_DEFAULTS = TowerDefaults(200025, 32, 1280, 5120, 16, 14, ("gelu",), head_multiple=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +34,11 @@ class MiniMaxVisionConfig(QwenVisionConfig):
 
 def read_minimax(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     """Reads the tower from the whole, its text and this part."""
-    hidden_size = fields.count("hidden_size", 1280)
     rope = fields.section("rope_parameters")
     rope.choice("rope_type", ("axial",), "axial")
     return MiniMaxVisionConfig(
-        image_token_id=read_image_token(whole, 200025),
-        num_layers=fields.count("num_hidden_layers", 32),
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 5120),
-        num_heads=read_heads(fields, hidden_size, "num_attention_heads", 16, multiple=2),
-        out_size=text.count("hidden_size"),
-        patch_size=fields.count("patch_size", 14),
+        **read_shape(whole, text, fields, _DEFAULTS),
         merge=fields.count("spatial_merge_size", 2),
-        hidden_act=fields.choice("hidden_act", ("gelu",), "gelu"),
         colours=read_colours(whole, CLIP_MEAN, CLIP_STD),
         rope_theta=rope.number("rope_theta", fields.number("rope_theta", 10_000.0)),
         num_frames=fields.count("temporal_patch_size", 2),

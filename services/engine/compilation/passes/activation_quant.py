@@ -3,7 +3,7 @@
 from torch.fx import Node
 
 from services.engine.compilation.passes.aliasing import is_written_between, storages
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.operations import named_arguments
 from services.engine.compilation.passes.rewriting import insert_operator, remove, replace
 
@@ -11,7 +11,7 @@ _FIRST = "linear_residual_norm_linear"
 _SECOND = ("linear_residual_norm_linear", "linear_residual_norm")
 
 
-class ActivationQuantPass(GraphPass):
+class ActivationQuantPass(NodePass):
     """Two fused products of one stream with a gate between them become feed_forward.
 
     The gate then rounds what the second product of many tokens multiplies.

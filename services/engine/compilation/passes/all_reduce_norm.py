@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.residual import next_norm, own_residual
 from services.engine.compilation.passes.rewriting import has_same_kind, insert_operator, replace
@@ -11,7 +11,7 @@ _REDUCED = Call("octavo::all_reduce", (Operand("x"), Operand("group")))
 _SUMS = tuple(Call(name, (Operand("residual"), _REDUCED, 1)) for name in ("add", "iadd"))
 
 
-class AllReduceNormPass(GraphPass):
+class AllReduceNormPass(NodePass):
     """rms_norm(residual + all_reduce(x)) becomes all_reduce_norm; the residual becomes the sum."""
 
     name = "all_reduce_norm"

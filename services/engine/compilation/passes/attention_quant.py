@@ -8,7 +8,7 @@ from torch.fx import Node
 from models.number_formats import BLOCK, FP8
 from models.operands.weight_scales import is_by_block
 from services.engine.compilation.passes.aliasing import aliases, written
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.operations import named_arguments, tensor_of
 from services.engine.compilation.passes.rewriting import is_contiguous, same_shape
 
@@ -22,7 +22,7 @@ _PRODUCTS = (
 )
 
 
-class AttentionQuantPass(GraphPass):
+class AttentionQuantPass(NodePass):
     """Attention whose output one product of an FP8 weight reads leaves it rounded.
 
     The weight has scales by block, and each head is one: scales by row need all heads of a token.

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +14,7 @@ from torch.fx import Graph, Node
 from services.engine.compilation.program.compile_range import CompileRange
 
 
-class GraphPass:
+class GraphPass(ABC):
     """Rewrites parts of a traced graph, in place.
 
     A pattern names operators, so it limits a pass to their number formats, and to ranks between
@@ -44,14 +45,22 @@ class GraphPass:
         del compile_range
         return True
 
+    @abstractmethod
     def run(self, graph: Graph) -> int:
         """Rewrites every match; returns how many there were.
 
         Args:
             graph: traced by Dynamo; its nodes have fake tensors. It stays valid.
         """
+
+
+class NodePass(GraphPass):
+    """A pass that looks at one node after the other."""
+
+    def run(self, graph: Graph) -> int:
+        """Rewrites every match; returns how many there were."""
         return sum(map(self._fuse, graph.nodes))
 
+    @abstractmethod
     def _fuse(self, node: Node) -> bool:
         """Rewrites the match that ends at a node, if there is one."""
-        raise NotImplementedError

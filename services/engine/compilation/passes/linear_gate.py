@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
@@ -20,7 +20,7 @@ _FLAGGED = (
 """Products with a flag for the gate."""
 
 
-class LinearGatePass(GraphPass):
+class LinearGatePass(NodePass):
     """silu_and_mul(linear(x)) becomes gated_linear(x); products with a flag for it have it set."""
 
     name = "linear_gate"

@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.residual import next_norm, own_residual
 from services.engine.compilation.passes.rewriting import insert_operator, replace
@@ -11,7 +11,7 @@ _PRODUCT = Call("octavo::linear", tuple(map(Operand, ("x", "weight", "bias", "we
 _SUMS = tuple(Call(name, (Operand("residual"), _PRODUCT, 1)) for name in ("add", "iadd"))
 
 
-class LinearResidualPass(GraphPass):
+class LinearResidualPass(NodePass):
     """residual + linear(x) becomes linear_residual; with the norm of the sum linear_residual_norm.
 
     The residual becomes the sum.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Node
 
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
@@ -36,7 +36,7 @@ _SUMS = tuple(
 )
 
 
-class MultiStreamPass(GraphPass):
+class MultiStreamPass(NodePass):
     """fused_moe(x) + down(gate(x)) becomes fused_moe_with_shared, with two streams or more.
 
     A factor of the second term, the sigmoid of a product with x, becomes part of it.

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch.fx import Node
 
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import (
     are_before,
@@ -32,7 +32,7 @@ _ROWS = {
 """Norm -> its operands, those of the product, and the operator of both, by its arguments' names."""
 
 
-class NormLinearPass(GraphPass):
+class NormLinearPass(NodePass):
     """linear(rms_norm(x)) becomes norm_linear, with or without a gate.
 
     After linear_residual_norm it becomes linear_residual_norm_linear, one operator of two products.

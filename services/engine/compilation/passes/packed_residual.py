@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
 
@@ -18,7 +18,7 @@ _SUM_AND_NORM = Call(
 )
 
 
-class PackedResidualPass(GraphPass):
+class PackedResidualPass(NodePass):
     """add_rms_norm(packed_linear(x), residual) becomes packed_linear_residual_norm.
 
     The product may then leave its sums in parts.

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from services.engine.compilation.passes.aliasing import is_written_between
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.operations import calls, operation_of, tensor_of
 from services.engine.compilation.passes.rewriting import replace, same_shape
 
@@ -26,7 +26,7 @@ class _Heads:
     eps: float
 
 
-class QkNormRopeCachePass(GraphPass):
+class QkNormRopeCachePass(NodePass):
     """Attention of rotated and perhaps normalised heads rotates and normalises them itself.
 
     A kernel that writes keys to the cache anyway does this with them. Latent attention rotates

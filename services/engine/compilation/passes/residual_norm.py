@@ -2,13 +2,13 @@
 
 from torch.fx import Node
 
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.operations import operation_of
 from services.engine.compilation.passes.residual import next_norm, own_residual
 from services.engine.compilation.passes.rewriting import has_same_kind, insert_operator, replace
 
 
-class ResidualNormPass(GraphPass):
+class ResidualNormPass(NodePass):
     """rms_norm(residual + x) becomes add_rms_norm; the residual becomes the sum."""
 
     name = "residual_norm"

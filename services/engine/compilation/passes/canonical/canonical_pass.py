@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 from services.engine.compilation.passes.canonical.halves import whole_of
 from services.engine.compilation.passes.canonical.norm import use_rms_norm
 from services.engine.compilation.passes.canonical.rotary import use_rotary
-from services.engine.compilation.passes.graph_pass import GraphPass
+from services.engine.compilation.passes.graph_pass import NodePass
 from services.engine.compilation.passes.operations import operation_of, tensor_of
 from services.engine.compilation.passes.pattern import Call, Operand, find
 from services.engine.compilation.passes.rewriting import insert_operator, replace
@@ -46,7 +46,7 @@ def use_silu_and_mul(node: Node) -> bool:
 _REWRITES = (use_linear, use_rms_norm, use_silu_and_mul, use_rotary)
 
 
-class CanonicalPass(GraphPass):
+class CanonicalPass(NodePass):
     """Models written by other conventions get the operators that the later passes look for."""
 
     name = "canonical"
