@@ -1,7 +1,7 @@
 """The async Python client of the frontend."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import grpc
@@ -68,10 +68,7 @@ class OctavoClient:
     ) -> Stream:
         """Continues a prompt, given as text or as token ids."""
         request = generate_request(prompt, options or Options())
-        call = self._stub.Generate(
-            request, timeout=timeout_s, metadata=self._metadata + call_metadata()
-        )
-        return Stream(_chunks(call), call.cancel)
+        return self._stream(self._stub.Generate, request, timeout_s)
 
     def chat(
         self,
@@ -92,10 +89,7 @@ class OctavoClient:
             timeout_s: time limit of the request.
         """
         request = chat_request(messages, options or Options(), tools, reply)
-        call = self._stub.Chat(
-            request, timeout=timeout_s, metadata=self._metadata + call_metadata()
-        )
-        return Stream(_chunks(call), call.cancel)
+        return self._stream(self._stub.Chat, request, timeout_s)
 
     def session(self) -> Session:
         """Returns a session, to be entered with `async with`: many requests over one stream."""
@@ -122,9 +116,7 @@ class OctavoClient:
         request = embed_request(
             inputs, options or VectorOptions(), dimensions=dimensions, prompt_name=prompt_name
         )
-        metadata = self._metadata + call_metadata()
-        call = self._stub.Embed(request, timeout=timeout_s, metadata=metadata)
-        return vectors_of(await _answer(call))
+        return vectors_of(await self._answer(self._stub.Embed, request, timeout_s))
 
     async def score(
         self,
@@ -150,9 +142,7 @@ class OctavoClient:
             documents=documents,
             instruction=instruction,
         )
-        metadata = self._metadata + call_metadata()
-        call = self._stub.Score(request, timeout=timeout_s, metadata=metadata)
-        return scores_of(await _answer(call))
+        return scores_of(await self._answer(self._stub.Score, request, timeout_s))
 
     async def tokenize(
         self,
@@ -170,8 +160,7 @@ class OctavoClient:
             request.text = text
         else:
             request.conversation.messages.extend(message.to_proto() for message in text)
-        call = self._stub.Tokenize(request, timeout=timeout_s, metadata=self._metadata)
-        response = await _answer(call)
+        response = await self._answer(self._stub.Tokenize, request, timeout_s)
         return [
             Token(id=token_id, text=token)
             for token_id, token in zip(response.token_ids, response.tokens, strict=True)
@@ -189,8 +178,7 @@ class OctavoClient:
         request = frontend_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, show_special_tokens=show_special_tokens
         )
-        call = self._stub.Detokenize(request, timeout=timeout_s, metadata=self._metadata)
-        response = await _answer(call)
+        response = await self._answer(self._stub.Detokenize, request, timeout_s)
         return str(response.text)
 
     async def explain_request(
@@ -198,23 +186,29 @@ class OctavoClient:
     ) -> frontend_pb2.ExplainRequestResponse:
         """Returns where the time of a live or a recent request went."""
         request = frontend_pb2.ExplainRequestRequest(request_id=request_id)
-        call = self._stub.ExplainRequest(request, timeout=timeout_s, metadata=self._metadata)
-        response: frontend_pb2.ExplainRequestResponse = await _answer(call)
+        response: frontend_pb2.ExplainRequestResponse = await self._answer(
+            self._stub.ExplainRequest, request, timeout_s
+        )
         return response
 
     async def list_models(self, *, timeout_s: float | None = None) -> list[ModelCard]:
         """Returns the models that requests may name."""
         request = frontend_pb2.ListModelsRequest()
-        call = self._stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
-        response = await _answer(call)
+        response = await self._answer(self._stub.ListModels, request, timeout_s)
         return [model_card_of(card) for card in response.models]
 
+    def _stream(self, method: Any, request: Any, timeout_s: float | None) -> Stream:
+        call = self._call(method, request, timeout_s)
+        return Stream(_chunks(call), call.cancel)
 
-async def _answer(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise error_of_call(error) from None
+    async def _answer(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        try:
+            return await self._call(method, request, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(error) from None
+
+    def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        return method(request, timeout=timeout_s, metadata=self._metadata + call_metadata())
 
 
 async def _chunks(call: Any) -> AsyncIterator[Chunk]:

@@ -1,6 +1,5 @@
 """Divides this machine's GPUs among the engines that share it."""
 
-import argparse
 import math
 import os
 import subprocess
@@ -8,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from services.client.service_flags import read_flags
 from services.client.supervisor import ServiceFailedError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIST_COMMAND = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 _LIST_TIMEOUT_S = 30.0
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Settings whose product is the number of GPUs of an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +37,15 @@ def engine_needs(arguments: Sequence[str], environ: Mapping[str, str] = os.envir
     Raises:
         ServiceFailedError: a number or the device is malformed.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--device", default=environ.get("OCTAVO_ENGINE_DEVICE", "auto"))
-    size = environ.get("OCTAVO_ENGINE_TENSOR_PARALLEL_SIZE", "1")
-    parser.add_argument("--tensor-parallel-size", type=int, default=size)
-    stages = environ.get("OCTAVO_ENGINE_PIPELINE_PARALLEL_SIZE", "1")
-    parser.add_argument("--pipeline-parallel-size", type=int, default=stages)
-    copies = environ.get("OCTAVO_ENGINE_DATA_PARALLEL_SIZE", "1")
-    parser.add_argument("--data-parallel-size", type=int, default=copies)
-    nodes = environ.get("OCTAVO_ENGINE_NUM_NODES", "1")
-    parser.add_argument("--num-nodes", type=int, default=nodes)
-    parser.add_argument("--devices", default=environ.get("OCTAVO_ENGINE_DEVICES"))
-    try:
-        found, _ = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ServiceFailedError(f"the engine's flags: {error}", exit_code=2) from None
-    sizes = {
-        "--tensor-parallel-size": found.tensor_parallel_size,
-        "--pipeline-parallel-size": found.pipeline_parallel_size,
-        "--data-parallel-size": found.data_parallel_size,
-    }
+    numbers = (*_SIZES, "num_nodes")
+    found = read_flags(
+        arguments,
+        "engine",
+        device=(str, environ.get("OCTAVO_ENGINE_DEVICE", "auto")),
+        devices=(str, environ.get("OCTAVO_ENGINE_DEVICES")),
+        **{name: (int, environ.get(f"OCTAVO_ENGINE_{name.upper()}", "1")) for name in numbers},
+    )
+    sizes = {f"--{name.replace('_', '-')}": getattr(found, name) for name in _SIZES}
     if found.device not in ("auto", "cpu", "cuda") or min(sizes.values()) < 1:
         flags = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ServiceFailedError(

@@ -5,11 +5,11 @@ import http.client
 import ssl
 from contextlib import closing, suppress
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.client.channel import PLAIN, Tls, open_channel
-from services.client.errors import OctavoError, UnavailableError, error_of_call
+from services.client.calls import connected
+from services.client.channel import PLAIN, Tls
+from services.client.errors import OctavoError, UnavailableError
 
 READINESS = ""
 """Name of the health service that reports readiness."""
@@ -26,14 +26,9 @@ async def is_serving(
     Raises:
         OctavoError: the service does not answer, or not in time.
     """
-    async with open_channel(address, tls) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            response = await stub.Check(
-                health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
+    request = health_pb2.HealthCheckRequest(service=service)
+    async with connected(health_pb2_grpc.HealthStub, address, tls) as stub:
+        response = await stub.Check(request, timeout=timeout_s)
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 

@@ -1,6 +1,5 @@
 """Brings a model to this machine before services start, with progress in the terminal."""
 
-import argparse
 import os
 import time
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from services.client.console import TerminalConsole
+from services.client.service_flags import read_flags
 from services.hub.names import HubName, hub_name
 from services.settings.installation import require_extras
 
@@ -34,9 +34,8 @@ def engine_flags(model: str | None, engine_words: Sequence[str] = ()) -> list[st
     name = hub_name(model)
     if name is None:
         return ["--model", model]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--gguf-file", default=os.environ.get("OCTAVO_ENGINE_GGUF_FILE", ""))
-    found, _ = parser.parse_known_args(engine_words)
+    default = os.environ.get("OCTAVO_ENGINE_GGUF_FILE", "")
+    found = read_flags(engine_words, "engine", gguf_file=(str, default))
     path = pull(name, gguf_file=found.gguf_file)
     return ["--model", str(path), "--served-model-name", name.repository]
 

@@ -1,10 +1,13 @@
 """The flags that an engine and a frontend have, for commands that pass them on."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from services.client.supervisor import ServiceFailedError
 from services.settings.flags import UsageError
 
 Flags = Mapping[str, bool]
@@ -60,6 +63,28 @@ def served_name(engine_words: Sequence[str]) -> str:
     from services.engine.config.flags import read_command_line
 
     return read_command_line(EngineConfig, engine_words).checkpoint.model_name
+
+
+def read_flags(
+    words: Sequence[str], owner: str, **flags: tuple[Callable[[str], Any], str | None]
+) -> argparse.Namespace:
+    """Returns some flags of a service, of which its words may have more.
+
+    Args:
+        words: its arguments.
+        owner: its name, for messages.
+        flags: by name, what each value is made with, and the default.
+
+    Raises:
+        ServiceFailedError: a value is malformed.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, (kind, default) in flags.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
+    try:
+        return parser.parse_known_args(words)[0]
+    except argparse.ArgumentError as error:
+        raise ServiceFailedError(f"the {owner}'s flags: {error}", exit_code=2) from None
 
 
 def _flags(fields: Iterable[tuple[str, FieldInfo]]) -> Flags:

@@ -1,19 +1,17 @@
 """Several models on one card: their flags, whether the host holds them, and their first turns."""
 
-import argparse
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from protos.engine.v1.operator_pb2 import SleepMode, SleepRequest, WakeRequest
 from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
-from services.client.channel import PLAIN, open_channel
-from services.client.errors import OctavoError, error_of_call
+from services.client.calls import connected
+from services.client.errors import OctavoError
 from services.client.serve_flags import ServeFlagError
+from services.client.service_flags import read_flags
 from services.client.supervisor import Service, ServiceFailedError, Supervisor
 
 KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
@@ -102,13 +100,11 @@ def chosen_level(frontend_words: Sequence[str], environ: Mapping[str, str] = os.
     Raises:
         ServeFlagError: it is no number.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     named = environ.get("OCTAVO_FRONTEND_SWAP_LEVEL", "0")
-    parser.add_argument("--swap-level", type=int, default=named)
     try:
-        return int(parser.parse_known_args(frontend_words)[0].swap_level)
-    except argparse.ArgumentError as error:
-        raise ServeFlagError(f"the frontend's flags: {error}") from None
+        return int(read_flags(frontend_words, "frontend", swap_level=(int, named)).swap_level)
+    except ServiceFailedError as error:
+        raise ServeFlagError(str(error)) from None
 
 
 def fitting_level(
@@ -140,9 +136,7 @@ def fitting_level(
 
 def weights_bytes_of(words: Sequence[str]) -> int:
     """Returns the size of the checkpoint that an engine's flags name; 0 of the embedded model."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model", type=Path)
-    model: Path | None = parser.parse_known_args(words)[0].model
+    model: Path | None = read_flags(words, "engine", model=(Path, None)).model
     if model is None:
         return 0
     files = model.glob("*.safetensors") if model.is_dir() else [model]
@@ -187,10 +181,8 @@ async def _order(engine: Service, call: Callable[[OperatorServiceStub], Awaitabl
     Raises:
         ServiceFailedError: it refuses, with its reason.
     """
-    async with open_channel(engine.address, PLAIN) as channel:
-        stub = OperatorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
-        try:
+    try:
+        async with connected(OperatorServiceStub, engine.address) as stub:
             return await call(stub)
-        except grpc.aio.AioRpcError as error:
-            refusal: OctavoError = error_of_call(error)
-            raise ServiceFailedError(f"{engine.name}: {refusal}") from None
+    except OctavoError as refusal:
+        raise ServiceFailedError(f"{engine.name}: {refusal}") from None

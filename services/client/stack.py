@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.client.channel import PLAIN, Tls
+from services.client.service_flags import read_flags
 from services.client.supervisor import Service, ServiceFailedError
 from services.processes.child import python_command
 from services.settings.addresses import bracketed
@@ -199,16 +200,14 @@ def http_port_of(stack: Stack) -> int | None:
 def _listeners(service: Service, environ: Mapping[str, str] = os.environ) -> argparse.Namespace:
     """Reads a service's flags that decide where it listens."""
     prefix = f"OCTAVO_{service.module.rpartition('.')[2].upper()}_"
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--host")
-    parser.add_argument("--http-port", type=int)
-    parser.add_argument("--metrics-port", type=int, default=environ.get(f"{prefix}METRICS_PORT"))
-    parser.add_argument("--tls-cert", default=environ.get(f"{prefix}TLS_CERT"))
-    try:
-        known, _ = parser.parse_known_args(service.arguments)
-    except argparse.ArgumentError as error:
-        raise ServiceFailedError(f"the {service.name}'s flags: {error}", exit_code=2) from None
-    return known
+    return read_flags(
+        service.arguments,
+        service.name,
+        host=(str, None),
+        http_port=(int, None),
+        metrics_port=(int, environ.get(f"{prefix}METRICS_PORT")),
+        tls_cert=(str, environ.get(f"{prefix}TLS_CERT")),
+    )
 
 
 def _listen_flags(address: str) -> list[str]:
@@ -220,13 +219,8 @@ def _metrics_flags(
     engine_arguments: Sequence[str], num_engines: int, environ: Mapping[str, str] = os.environ
 ) -> list[list[str]]:
     """Returns the flags that give each engine its own port of metrics, if it must have one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     named = environ.get("OCTAVO_ENGINE_METRICS_PORT")
-    parser.add_argument("--metrics-port", type=int, default=named)
-    try:
-        first = parser.parse_known_args(engine_arguments)[0].metrics_port
-    except argparse.ArgumentError as error:
-        raise ServiceFailedError(f"the engine's flags: {error}", exit_code=2) from None
+    first = read_flags(engine_arguments, "engine", metrics_port=(int, named)).metrics_port
     if not first:  # none, or a free one for each
         return [[] for _ in range(num_engines)]
     return [

@@ -110,6 +110,15 @@ async def show(stream: Stream) -> Answer:
     return Answer(completion=completion, ttft_s=ttft_s or elapsed_s, elapsed_s=elapsed_s)
 
 
+async def show_once(stream: Stream, *, as_json: bool) -> None:
+    """Writes an answer, and what it cost to standard error; or its chunks as lines of JSON."""
+    if as_json:
+        await show_json(stream)
+        return
+    answer = await show(stream)
+    echo(answer.summary(), err=True)
+
+
 async def show_json(stream: Stream) -> None:
     """Writes each chunk of an answer to standard output, as one line of JSON."""
     async for chunk in stream:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from services.client.calls import ask_frontend
 from services.client.channel import Access
 from services.client.client import OctavoClient
 from services.client.console import echo
@@ -19,7 +20,7 @@ from services.client.requests import Message, Options, Reply, Tool, ToolCall
 from services.client.responses import Completion
 from services.client.stream import Stream
 from services.client.structured_output import Structure
-from services.client.terminal import Answer, AsJson, show, show_json
+from services.client.terminal import Answer, AsJson, show, show_once
 from services.processes.terminal_text import terminal_text
 
 COMMANDS = (
@@ -74,7 +75,11 @@ def chat(
         Repl(conversation, asking).run(frontend, access)
     else:
         conversation.ask(message)
-        asyncio.run(_ask_once(conversation, asking, frontend, access, as_json))
+        ask_frontend(
+            frontend,
+            access,
+            lambda each: show_once(asking.chat(each, conversation.messages), as_json=as_json),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +250,3 @@ def _read_line(prompt: str) -> str | None:
     except KeyboardInterrupt:
         echo(err=True)
         return ""
-
-
-async def _ask_once(
-    conversation: Conversation,
-    asking: Asking,
-    address: str,
-    access: Access,
-    as_json: bool,
-) -> None:
-    async with OctavoClient(address, access=access) as client:
-        stream = asking.chat(client, conversation.messages)
-        if as_json:
-            await show_json(stream)
-            return
-        answer = await show(stream)
-        echo(answer.summary(), err=True)

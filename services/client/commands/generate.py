@@ -1,18 +1,16 @@
 """`octavo generate`: one prompt, continued."""
 
-import asyncio
 import sys
 from typing import Annotated
 
 import typer
 
+from services.client.calls import ask_frontend
 from services.client.channel import Access
-from services.client.client import OctavoClient
-from services.client.console import echo
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, structured
 from services.client.requests import Options
 from services.client.structured_output import Structure
-from services.client.terminal import AsJson, show, show_json
+from services.client.terminal import AsJson, show_once
 
 
 def generate(
@@ -40,21 +38,8 @@ def generate(
     """
     options = structured(options, structure)
     text = sys.stdin.read() if prompt is None else prompt
-    asyncio.run(_generate(text, options, timeout_s, frontend, access, as_json))
-
-
-async def _generate(
-    prompt: str,
-    options: Options,
-    timeout_s: float | None,
-    address: str,
-    access: Access,
-    as_json: bool,
-) -> None:
-    async with OctavoClient(address, access=access) as client:
-        stream = client.generate(prompt, options, timeout_s=timeout_s)
-        if as_json:
-            await show_json(stream)
-            return
-        answer = await show(stream)
-        echo(answer.summary(), err=True)
+    ask_frontend(
+        frontend,
+        access,
+        lambda each: show_once(each.generate(text, options, timeout_s=timeout_s), as_json=as_json),
+    )

@@ -1,6 +1,5 @@
 """`octavo graphs`: which graphs the engine captured, and what they are good for."""
 
-import asyncio
 import json
 from typing import Annotated
 
@@ -11,8 +10,8 @@ from rich.text import Text
 
 from protos.engine.v1 import engine_pb2
 from protos.engine.v1.batch_pb2 import GraphKind
-from services.client.channel import Tls, open_channel
-from services.client.commands.stats import Engine, Stats, states_line
+from services.client.channel import Tls
+from services.client.commands.stats import Stats, states_line, stats_of
 from services.client.console import TerminalConsole, echo
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
@@ -46,7 +45,7 @@ def graphs(
     """
     if context.invoked_subcommand is not None:
         return
-    stats = asyncio.run(_stats(engine, tls))
+    stats = stats_of(engine, tls)
     if as_json:
         echo(json.dumps(_figures(stats)))
     else:
@@ -74,11 +73,6 @@ def report(address: str, stats: Stats) -> Group:
         if graph.fault
     ]
     return Group(*parts)
-
-
-async def _stats(address: str, tls: Tls) -> Stats:
-    async with open_channel(address, tls) as channel:
-        return await Engine(channel).stats()
 
 
 def _summary(address: str, stats: Stats) -> Text:

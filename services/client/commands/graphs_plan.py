@@ -1,14 +1,13 @@
 """`octavo graphs plan`: the best capture sizes for the steps that an engine has seen."""
 
-import asyncio
 import subprocess
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from services.client.channel import Tls, open_channel
-from services.client.commands.stats import Engine
+from services.client.channel import Tls
+from services.client.commands.stats import stats_of
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 from services.processes.child import child_command
 
@@ -50,12 +49,7 @@ def plan(
     if histogram is not None:
         arguments += ["--histogram", str(histogram)]
     else:
-        stats = asyncio.run(_stats(engine, tls))
+        stats = stats_of(engine, tls, include_step_sizes=True).SerializeToString()
     # The planner is the engine's own: what it proposes is what `auto` takes.
     done = subprocess.run(child_command("services.engine", arguments), input=stats, check=False)
     raise typer.Exit(done.returncode)
-
-
-async def _stats(address: str, tls: Tls) -> bytes:
-    async with open_channel(address, tls) as channel:
-        return (await Engine(channel).stats(include_step_sizes=True)).SerializeToString()

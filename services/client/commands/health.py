@@ -6,11 +6,11 @@ from typing import Annotated
 import grpc
 import typer
 
+from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.frontend.v1 import frontend_pb2, frontend_pb2_grpc
 from services.client.channel import Access, open_channel
-from services.client.commands.stats import Engine
+from services.client.commands.stats import read_stats
 from services.client.console import echo
-from services.client.errors import OctavoError
 from services.client.flags import checked
 from services.client.health import READINESS, is_http_serving, is_serving
 
@@ -88,8 +88,8 @@ async def _engines(channel: grpc.aio.Channel, access: Access) -> str:
 async def _worker(channel: grpc.aio.Channel, *, serving: bool) -> str:
     """Returns how far an engine's captures or its worker's start are; nothing for a frontend."""
     try:
-        stats = await Engine(channel).stats()
-    except OctavoError:
+        stats = await read_stats(EngineServiceStub(channel))  # type: ignore[no-untyped-call]  # generated
+    except grpc.aio.AioRpcError:
         return ""
     if not serving:
         return stats.worker_progress and f", {stats.worker_progress}"

@@ -5,11 +5,13 @@ from typing import Annotated, TypeAlias
 import typer
 
 from protos.engine.v1 import operator_pb2
+from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
 from protos.frontend.v1 import operator_pb2 as fleet_pb2
+from protos.frontend.v1.operator_pb2_grpc import OperatorServiceStub as FleetStub
+from services.client.calls import ask
 from services.client.channel import Access
 from services.client.console import echo
 from services.client.flags import DEFAULT_ENGINE, EngineAddress, checked
-from services.client.operator import call_fleet, call_operator
 from services.processes.terminal_text import terminal_text
 
 Name = Annotated[str, typer.Argument(help="The adapter's name in requests.")]
@@ -45,11 +47,16 @@ def add(
     """
     if frontend is not None:
         order = fleet_pb2.LoadAdapterRequest(name=name, path=path, model=model)
-        loaded = call_fleet(frontend, access, lambda stub, **own: stub.LoadAdapter(order, **own))
+        loaded = ask(
+            FleetStub,
+            frontend,
+            access.tls,
+            lambda stub: stub.LoadAdapter(order, metadata=access.metadata),
+        )
         echo(_fleet_line(loaded.adapter))
         return
     request = operator_pb2.LoadAdapterRequest(name=name, path=path)
-    answer = call_operator(engine, access.tls, lambda stub: stub.LoadAdapter(request))
+    answer = ask(OperatorServiceStub, engine, access.tls, lambda stub: stub.LoadAdapter(request))
     echo(_line(answer.adapter))
 
 
@@ -67,10 +74,15 @@ def remove(
     """
     if frontend is not None:
         order = fleet_pb2.RemoveAdapterRequest(name=name)
-        call_fleet(frontend, access, lambda stub, **own: stub.RemoveAdapter(order, **own))
+        ask(
+            FleetStub,
+            frontend,
+            access.tls,
+            lambda stub: stub.RemoveAdapter(order, metadata=access.metadata),
+        )
         return
     request = operator_pb2.RemoveAdapterRequest(name=name)
-    call_operator(engine, access.tls, lambda stub: stub.RemoveAdapter(request))
+    ask(OperatorServiceStub, engine, access.tls, lambda stub: stub.RemoveAdapter(request))
 
 
 def list_adapters(
@@ -83,12 +95,17 @@ def list_adapters(
     """
     if frontend is not None:
         order = fleet_pb2.ListAdaptersRequest()
-        found = call_fleet(frontend, access, lambda stub, **own: stub.ListAdapters(order, **own))
+        found = ask(
+            FleetStub,
+            frontend,
+            access.tls,
+            lambda stub: stub.ListAdapters(order, metadata=access.metadata),
+        )
         for each in found.adapters:
             echo(_fleet_line(each))
         return
     request = operator_pb2.ListAdaptersRequest()
-    answer = call_operator(engine, access.tls, lambda stub: stub.ListAdapters(request))
+    answer = ask(OperatorServiceStub, engine, access.tls, lambda stub: stub.ListAdapters(request))
     for adapter in answer.adapters:
         echo(_line(adapter))
 

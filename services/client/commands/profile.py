@@ -1,16 +1,15 @@
 """`octavo profile`: traces of what the engine's worker does in its steps."""
 
-import asyncio
-from typing import Annotated, cast
+from typing import Annotated
 
-import grpc
 import typer
 
-from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.engine.v1 import engine_pb2
+from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.engine.v1.worker_pb2 import ProfileEnd
-from services.client.channel import Tls, open_channel
+from services.client.calls import ask
+from services.client.channel import Tls
 from services.client.console import echo
-from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
 _ENDS = {
@@ -43,7 +42,7 @@ def start(
     request = engine_pb2.StartProfileRequest(max_steps=steps)
     if seconds is not None:
         request.duration_ms = round(seconds * 1000)
-    echo(asyncio.run(_start(engine, tls, request)).path)
+    echo(ask(EngineServiceStub, engine, tls, lambda stub: stub.StartProfile(request)).path)
 
 
 def stop(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
@@ -52,32 +51,9 @@ def stop(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
     Examples:
     - `octavo profile stop`
     """
-    report = asyncio.run(_stop(engine, tls))
+    request = engine_pb2.StopProfileRequest()
+    report = ask(EngineServiceStub, engine, tls, lambda stub: stub.StopProfile(request))
     echo(
         f"{report.path}: {report.num_steps} steps in {report.duration_s:.1f} s, "
         f"{report.num_bytes} bytes{_ENDS.get(report.end, '')}"
     )
-
-
-async def _start(
-    address: str, tls: Tls, request: engine_pb2.StartProfileRequest
-) -> engine_pb2.StartProfileResponse:
-    async with open_channel(address, tls) as channel:
-        try:
-            answer = await _stub(channel).StartProfile(request)
-            return cast(engine_pb2.StartProfileResponse, answer)
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
-
-
-async def _stop(address: str, tls: Tls) -> engine_pb2.StopProfileResponse:
-    async with open_channel(address, tls) as channel:
-        try:
-            answer = await _stub(channel).StopProfile(engine_pb2.StopProfileRequest())
-            return cast(engine_pb2.StopProfileResponse, answer)
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
-
-
-def _stub(channel: grpc.aio.Channel) -> engine_pb2_grpc.EngineServiceStub:
-    return engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from protos.engine.v1 import operator_pb2
+from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
+from services.client.calls import ask
 from services.client.channel import Tls
 from services.client.console import echo
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
-from services.client.operator import call_operator
 
 
 class Mode(StrEnum):
@@ -53,7 +54,7 @@ def sleep(
     request = operator_pb2.SleepRequest(level=level, mode=f"SLEEP_MODE_{mode.name}")
     if timeout_s is not None:
         request.timeout_ms = int(1000 * timeout_s)
-    answer = call_operator(engine, tls, lambda stub: stub.Sleep(request))
+    answer = ask(OperatorServiceStub, engine, tls, lambda stub: stub.Sleep(request))
     echo(f"asleep: {answer.num_bytes / 2**30:.2f} GiB are free after {answer.took_s:.2f} s")
 
 
@@ -63,5 +64,6 @@ def wake(*, engine: EngineAddress = DEFAULT_ENGINE, tls: Tls) -> None:
     Examples:
     - `octavo wake`
     """
-    answer = call_operator(engine, tls, lambda stub: stub.Wake(operator_pb2.WakeRequest()))
+    request = operator_pb2.WakeRequest()
+    answer = ask(OperatorServiceStub, engine, tls, lambda stub: stub.Wake(request))
     echo(f"awake after {answer.took_s:.2f} s")

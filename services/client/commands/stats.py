@@ -5,19 +5,19 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, cast
+from typing import Annotated, Any
 
-import grpc
 import typer
 from google.protobuf.message import Message
 from rich.live import Live
 from rich.table import Table
 
-from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.engine.v1 import engine_pb2
+from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.engine.v1.worker_pb2 import RankInfo
-from services.client.channel import Tls, open_channel
+from services.client.calls import ask, connected
+from services.client.channel import Tls
 from services.client.console import TerminalConsole, echo
-from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_ENGINE, EngineAddress
 
 CALL_TIMEOUT_S = 5.0
@@ -47,49 +47,44 @@ def stats(
     """
     with suppress(KeyboardInterrupt):
         if as_json:
-            asyncio.run(_print_json(engine, tls))
+            echo(json.dumps(_figures(stats_of(engine, tls))))
         elif once or not sys.stdout.isatty():
-            asyncio.run(_print_table(engine, tls))
+            TerminalConsole().print(_table(engine, stats_of(engine, tls)))
         else:
             asyncio.run(_show_live(engine, tls, interval_s))
 
 
-class Engine:
-    """Asks one engine for its figures."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
-
-    async def stats(self, *, include_step_sizes: bool = False) -> Stats:
-        """Returns its figures now."""
-        request = engine_pb2.GetStatsRequest(
-            include_step_sizes=include_step_sizes, include_experts=True
-        )
-        try:
-            return cast(Stats, await self._stub.GetStats(request, timeout=CALL_TIMEOUT_S))
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
+def stats_of(address: str, tls: Tls, *, include_step_sizes: bool = False) -> Stats:
+    """Returns an engine's figures now."""
+    answer: Stats = ask(
+        EngineServiceStub,
+        address,
+        tls,
+        lambda stub: read_stats(stub, include_step_sizes=include_step_sizes),
+    )
+    return answer
 
 
-async def _print_json(address: str, tls: Tls) -> None:
-    async with open_channel(address, tls) as channel:
-        stats = await Engine(channel).stats()
+async def read_stats(stub: Any, *, include_step_sizes: bool = False) -> Stats:
+    """Returns the figures of the engine that a stub calls."""
+    request = engine_pb2.GetStatsRequest(
+        include_step_sizes=include_step_sizes, include_experts=True
+    )
+    answer: Stats = await stub.GetStats(request, timeout=CALL_TIMEOUT_S)
+    return answer
+
+
+def _figures(stats: Stats) -> dict[str, object]:
     fields = [field.name for field in stats.DESCRIPTOR.fields if field.name not in _GRAPH_FIELDS]
-    figures = {name: getattr(stats, name) for name in fields}
-    echo(json.dumps({name: _plain(figure) for name, figure in figures.items()}))
-
-
-async def _print_table(address: str, tls: Tls) -> None:
-    async with open_channel(address, tls) as channel:
-        TerminalConsole().print(_table(address, await Engine(channel).stats()))
+    return {name: _plain(getattr(stats, name)) for name in fields}
 
 
 async def _show_live(address: str, tls: Tls, interval_s: float) -> None:
-    async with open_channel(address, tls) as channel:
-        engine, before = Engine(channel), None
+    before = None
+    async with connected(EngineServiceStub, address, tls) as stub:
         with Live(console=TerminalConsole(), auto_refresh=False) as live:
             while True:
-                stats = await engine.stats()
+                stats = await read_stats(stub)
                 live.update(_table(address, stats, before), refresh=True)
                 before = stats
                 await asyncio.sleep(interval_s)

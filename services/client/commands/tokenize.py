@@ -1,6 +1,5 @@
 """`octavo tokenize`: text as the model sees it."""
 
-import asyncio
 import sys
 from typing import Annotated
 
@@ -8,12 +7,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from services.client.calls import ask_frontend
 from services.client.channel import Access
-from services.client.client import OctavoClient
 from services.client.console import TerminalConsole, echo
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds
 from services.client.requests import Message
-from services.client.responses import Token
 
 
 def tokenize(
@@ -36,7 +34,7 @@ def tokenize(
     """
     content = sys.stdin.read() if text is None else text
     source = [Message(role="user", content=content)] if chat else content
-    tokens = asyncio.run(_tokenize(source, frontend, access, timeout_s))
+    tokens = ask_frontend(frontend, access, lambda each: each.tokenize(source, timeout_s=timeout_s))
     if ids:
         echo(" ".join(str(token.id) for token in tokens))
         return
@@ -45,10 +43,3 @@ def tokenize(
         # Quotes make spaces and line breaks visible; Text keeps "[...]" from being read as markup.
         table.add_row(str(position), str(token.id), Text(repr(token.text)))
     TerminalConsole().print(table)
-
-
-async def _tokenize(
-    text: str | list[Message], address: str, access: Access, timeout_s: float | None
-) -> list[Token]:
-    async with OctavoClient(address, access=access) as client:
-        return await client.tokenize(text, timeout_s=timeout_s)

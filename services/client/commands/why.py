@@ -1,22 +1,20 @@
 """`octavo why`: where the time of a request went."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Annotated
 
-import grpc
 import typer
 from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 from rich.text import Text
 
 from protos.common.v1.request_story_pb2 import RequestStage, RequestStory
-from protos.engine.v1 import engine_pb2, engine_pb2_grpc
+from protos.engine.v1.engine_pb2 import ExplainRequestRequest
+from protos.engine.v1.engine_pb2_grpc import EngineServiceStub
 from protos.frontend.v1.frontend_pb2 import EngineStory, ExplainRequestResponse, FrontendStory
-from services.client.channel import Access, open_channel
-from services.client.client import OctavoClient
+from services.client.calls import ask, ask_frontend
+from services.client.channel import Access
 from services.client.console import TerminalConsole, echo
-from services.client.errors import error_of_call
 from services.client.flags import DEFAULT_FRONTEND, FrontendAddress, TimeoutSeconds, checked
 
 _STAGES = {
@@ -70,9 +68,19 @@ def why(
     - `octavo why 5f0c1e0b --engine 127.0.0.1:50051`
     """
     if engine is None:
-        story = asyncio.run(_ask(frontend, access, request_id, timeout_s))
+        story = ask_frontend(
+            frontend, access, lambda each: each.explain_request(request_id, timeout_s=timeout_s)
+        )
     else:
-        story = asyncio.run(_ask_engine(engine, access, request_id, timeout_s))
+        request = ExplainRequestRequest(request_id=request_id)
+        answer = ask(
+            EngineServiceStub,
+            engine,
+            access.tls,
+            lambda stub: stub.ExplainRequest(request, timeout=timeout_s),
+        )
+        part = EngineStory(address=engine, story=answer.story)
+        story = ExplainRequestResponse(engines=[part])
     if as_json:
         echo(MessageToJson(story, preserving_proto_field_name=True))
         return
@@ -160,23 +168,3 @@ def _times(count: int) -> str:
 
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-async def _ask(
-    address: str, access: Access, request_id: str, timeout_s: float | None
-) -> ExplainRequestResponse:
-    async with OctavoClient(address, access=access) as client:
-        return await client.explain_request(request_id, timeout_s=timeout_s)
-
-
-async def _ask_engine(
-    address: str, access: Access, request_id: str, timeout_s: float | None
-) -> ExplainRequestResponse:
-    request = engine_pb2.ExplainRequestRequest(request_id=request_id)
-    async with open_channel(address, access.tls) as channel:
-        stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
-        try:
-            response = await stub.ExplainRequest(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
-    return ExplainRequestResponse(engines=[EngineStory(address=address, story=response.story)])
