@@ -2,31 +2,37 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from services.frontend.access.caller import Lease
-from services.frontend.http.bodies.call import Call, ReadCall
+from services.frontend.engine_client.messages import ABORTED, Usage
+from services.frontend.errors import EngineUnavailableError
+from services.frontend.http.bodies.call import AnyCall, ReadCall
 from services.frontend.http.bodies.reader import BodyReader
 from services.frontend.http.wire.body import Bodies, Body
 from services.frontend.http.wire.live_requests import LiveRequests
 from services.frontend.http.wire.request_id import new_request_id
 from services.frontend.http.wire.writer import ResponseWriter
-from services.frontend.pipeline.pipeline import Outlet, Pipeline
+from services.frontend.pipeline.generation import Generation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Output
+from services.frontend.pipeline.request_log import RequestRecord
+from services.frontend.pipeline.samples import Samples
 from services.telemetry.trace_context import TRACEPARENT, checked_traceparent
 from services.transport.connections import address_of
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Generic[AnyCall]):
     """The API of an endpoint."""
 
     method: str
     """Its name in the log."""
     id_prefix: str
-    read: ReadCall
+    read: ReadCall[AnyCall]
     """Parses its bodies."""
     writer_class: type[ResponseWriter] = ResponseWriter
     """Writes its answers and errors."""
@@ -43,10 +49,10 @@ class Serving:
     slow_reader_timeout_s: float
 
 
-class Endpoint(ABC):
+class Endpoint(ABC, Generic[AnyCall]):
     """An ASGI application for one endpoint, which notices that its client leaves."""
 
-    def __init__(self, kind: Kind, serving: Serving) -> None:
+    def __init__(self, kind: Kind[AnyCall], serving: Serving) -> None:
         self._kind = kind
         self._serving = serving
         self.pipeline = serving.pipeline
@@ -78,7 +84,7 @@ class Endpoint(ABC):
         except Exception as error:  # noqa: BLE001  the edge: everything becomes a status
             await writer.fail(error)
 
-    async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
+    async def read(self, body: Body, request_id: str, lease: Lease) -> AnyCall:
         """Parses a body, whose bytes count until then."""
         with body:
             call = await self._serving.body_reader.read(
@@ -99,19 +105,25 @@ class Endpoint(ABC):
         """Serves a request whose body was received."""
 
 
-class Response(Outlet, Protocol):
-    """Writes the output of one request."""
+class PlainEndpoint(Endpoint[AnyCall]):
+    """An endpoint that answers at once, without the model's output."""
 
-    async def end(self) -> None:
-        """Writes what follows the last output."""
-
-
-class GenerationEndpoint(Endpoint):
-    """An endpoint that runs the model."""
+    async def serve(
+        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
+    ) -> None:
+        """Serves a request whose body was received."""
+        del request
+        call = await self.read(body, request_id, lease)
+        with call.naming_fields():
+            await self.answer(call, writer, lease)
 
     @abstractmethod
-    def respond(self, call: Call, writer: ResponseWriter) -> Response:
-        """Begins a response; raises UnknownModelError or EngineUnavailableError."""
+    async def answer(self, call: AnyCall, writer: ResponseWriter, lease: Lease) -> None:
+        """Writes the answer to a parsed request."""
+
+
+class RecordedEndpoint(Endpoint[AnyCall]):
+    """An endpoint that engines compute for, and whose requests are recorded."""
 
     async def serve(
         self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
@@ -122,9 +134,61 @@ class GenerationEndpoint(Endpoint):
             request_id, method=self._kind.method, traceparent=traceparent
         ) as record:
             call = await self.read(body, request_id, lease)
-            response = self.respond(call, writer)
             with call.naming_fields():
-                await self.pipeline.serve(
-                    call.prompt, call.options, response, record=record, lease=lease
-                )
-            await response.end()
+                await self.answer(call, writer, record, lease)
+
+    @abstractmethod
+    async def answer(
+        self, call: AnyCall, writer: ResponseWriter, record: RequestRecord, lease: Lease
+    ) -> None:
+        """Runs a parsed request and writes its answer."""
+
+
+class Response(ABC, Generic[AnyCall]):
+    """Writes the output of one request, as events or as one body at its end."""
+
+    def __init__(self, pipeline: Pipeline, call: AnyCall, writer: ResponseWriter) -> None:
+        """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
+        self._model = pipeline.models.named(call.options.model)
+        self._call = call
+        self._writer = writer
+        self._usage = Usage()
+
+    @abstractmethod
+    async def begin(self, generation: Generation | Samples) -> None:
+        """Starts the response, if it is a stream of events."""
+
+    async def write(self, output: Output) -> None:
+        """Takes new output.
+
+        Raises:
+            EngineUnavailableError: the engine ended the request.
+        """
+        if output.finish_reason == ABORTED:  # no caller aborted it
+            raise EngineUnavailableError("the engine ended the request")
+        self._usage = output.usage or self._usage
+        await self.add(output)
+
+    @abstractmethod
+    async def add(self, output: Output) -> None:
+        """Writes events, or keeps the output for the end."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Ends the stream of events, or writes the body."""
+
+
+class GenerationEndpoint(RecordedEndpoint[AnyCall]):
+    """An endpoint that runs the model."""
+
+    @abstractmethod
+    def respond(self, call: AnyCall, writer: ResponseWriter) -> Response[AnyCall]:
+        """Begins a response; raises UnknownModelError or EngineUnavailableError."""
+
+    async def answer(
+        self, call: AnyCall, writer: ResponseWriter, record: RequestRecord, lease: Lease
+    ) -> None:
+        """Runs a parsed request and writes its output."""
+        response = self.respond(call, writer)
+        await self.pipeline.serve(call.prompt, call.options, response, record=record, lease=lease)
+        await response.end()

@@ -9,9 +9,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from services.frontend.engine_client.messages import ABORTED, STOP
+from services.frontend.engine_client.messages import STOP
 from services.frontend.engine_client.messages import Usage as EngineUsage
-from services.frontend.errors import EngineUnavailableError
 from services.frontend.http.answers.logprobs import PromptLogprobs
 from services.frontend.http.answers.weights import WeightsField, weights_of
 from services.frontend.http.bodies.call import Call
@@ -113,20 +112,22 @@ class ChoicesAnswer(ABC):
         return {"stop_reason": output.stop_token_id if is_own else output.stop_string}
 
 
-class ChoicesEndpoint(GenerationEndpoint):
+class ChoicesEndpoint(GenerationEndpoint[Call]):
     """An endpoint that answers with choices."""
 
-    def __init__(self, kind: Kind, serving: Serving, answer_class: type[ChoicesAnswer]) -> None:
+    def __init__(
+        self, kind: Kind[Call], serving: Serving, answer_class: type[ChoicesAnswer]
+    ) -> None:
         super().__init__(kind, serving)
         self._answer_class = answer_class
 
-    def respond(self, call: Call, writer: ResponseWriter) -> Response:
+    def respond(self, call: Call, writer: ResponseWriter) -> Response[Call]:
         """Begins a response; raises UnknownModelError or EngineUnavailableError."""
         return ChoicesResponse(self._answer_class, self.pipeline, call, writer)
 
 
-class ChoicesResponse:
-    """Writes a request's output, as events or as one body at its end."""
+class ChoicesResponse(Response[Call]):
+    """Writes a request's output as choices."""
 
     def __init__(
         self,
@@ -136,13 +137,10 @@ class ChoicesResponse:
         writer: ResponseWriter,
     ) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
+        super().__init__(pipeline, call, writer)
         self._answer_class = answer_class
         self._pipeline = pipeline
-        self._model = pipeline.models.named(call.options.model)
-        self._call = call
-        self._writer = writer
         self._answer: ChoicesAnswer
-        self._usage = EngineUsage()
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._pieces: defaultdict[int, list[Output]] = defaultdict(list)
@@ -161,11 +159,8 @@ class ChoicesResponse:
             for body in answer.opening():
                 await self._write_chunk(body)
 
-    async def write(self, output: Output) -> None:
+    async def add(self, output: Output) -> None:
         """Writes an event, or keeps the output for the end."""
-        if output.finish_reason == ABORTED:  # no caller aborted it
-            raise EngineUnavailableError("the engine ended the request")
-        self._usage = output.usage or self._usage
         self._num_output_tokens += len(output.token_ids)
         if not self._call.is_stream:
             self._pieces[output.index].append(output)

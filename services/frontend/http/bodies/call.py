@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from services.frontend.errors import InvalidRequestError
 from services.frontend.pipeline.request import Options, Prompt
@@ -15,9 +15,9 @@ class Call:
 
     prompt: Prompt
     options: Options
-    is_stream: bool
-    includes_usage: bool
-    tells_prompt: bool
+    is_stream: bool = False
+    includes_usage: bool = False
+    tells_prompt: bool = False
     """Whether log-probabilities of the prompt are wanted as a separate field."""
     has_echo: bool = False
     counts_usage: bool = False
@@ -53,10 +53,14 @@ def form_field(options: Options, body: object, *names: str) -> str:
     return next(name for name in names if getattr(body, name) is not None)
 
 
-class ReadCall(Protocol):
+AnyCall = TypeVar("AnyCall", bound=Call)
+_Read = TypeVar("_Read", bound=Call, covariant=True)
+
+
+class ReadCall(Protocol[_Read]):
     """Parses bodies of one kind."""
 
-    def __call__(self, body: bytes, request_id: str, *, is_strict: bool) -> Call:
+    def __call__(self, body: bytes, request_id: str, *, is_strict: bool) -> _Read:
         """Parses a body, given the request's id.
 
         With `is_strict` fields that nothing here can follow are refused.

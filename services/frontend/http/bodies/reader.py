@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from services.frontend.errors import EngineUnavailableError, InvalidRequestError, OverloadedError
-from services.frontend.http.bodies.call import Call, ReadCall
+from services.frontend.http.bodies.call import AnyCall, Call, ReadCall
 from services.frontend.http.bodies.worker import Refusal, question_of
 from services.processes.errors import HelperBrokenError, HelperBusyError, HelperError
 from services.processes.helper_pool import HelperPool
@@ -52,7 +52,7 @@ class BodyReader:
 
     def __init__(
         self,
-        parsers: Sequence[ReadCall],
+        parsers: Sequence[ReadCall[Call]],
         *,
         max_prompt_bytes: int,
         max_samples: int,
@@ -80,8 +80,14 @@ class BodyReader:
         )
 
     async def read(
-        self, read: ReadCall, body: bytes, request_id: str, account: str, *, max_prompt_tokens: int
-    ) -> Call:
+        self,
+        read: ReadCall[AnyCall],
+        body: bytes,
+        request_id: str,
+        account: str,
+        *,
+        max_prompt_tokens: int,
+    ) -> AnyCall:
         """Returns the call that `read`, a function of a module, finds in a body of an account.
 
         Raises:
@@ -116,11 +122,11 @@ class BodyReader:
         await self._pool.close()
 
     async def _ask(
-        self, read: ReadCall, request_id: str, max_prompt_tokens: int, body: bytes
-    ) -> Call | Refusal:
+        self, read: ReadCall[AnyCall], request_id: str, max_prompt_tokens: int, body: bytes
+    ) -> AnyCall | Refusal:
         question = question_of(read, request_id, max_prompt_tokens, body)
         try:
-            answer: Call | Refusal = pickle.loads(
+            answer: AnyCall | Refusal = pickle.loads(
                 await self._pool.ask(
                     question,
                     timeout_s=READ_TIMEOUT_S,

@@ -40,7 +40,9 @@ class Refusal:
     code: str | None = None
 
 
-def question_of(read: ReadCall, request_id: str, max_prompt_tokens: int, body: bytes) -> bytes:
+def question_of(
+    read: ReadCall[Call], request_id: str, max_prompt_tokens: int, body: bytes
+) -> bytes:
     """Returns the question about a body; `read` is named by its module."""
     head = pickle.dumps((read, request_id, max_prompt_tokens), pickle.HIGHEST_PROTOCOL)
     return b"".join((_LENGTH.pack(len(head)), head, body))
@@ -56,7 +58,7 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
     def answer(question: bytes) -> bytes:
         [length] = _LENGTH.unpack_from(question)
         start = _LENGTH.size + length
-        head: tuple[ReadCall, str, int] = pickle.loads(question[_LENGTH.size : start])
+        head: tuple[ReadCall[Call], str, int] = pickle.loads(question[_LENGTH.size : start])
         return pickle.dumps(
             _answer(question[start:], *head, limits=limits), pickle.HIGHEST_PROTOCOL
         )
@@ -65,7 +67,12 @@ def open_worker(opening: bytes) -> Callable[[bytes], bytes]:
 
 
 def _answer(
-    body: bytes, read: ReadCall, request_id: str, max_prompt_tokens: int, *, limits: dict[str, int]
+    body: bytes,
+    read: ReadCall[Call],
+    request_id: str,
+    max_prompt_tokens: int,
+    *,
+    limits: dict[str, int],
 ) -> Call | Refusal:
     try:
         check_structure(body)

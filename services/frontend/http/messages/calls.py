@@ -45,8 +45,6 @@ def read_message(body: bytes, request_id: str, *, is_strict: bool = False) -> Me
         conversation_of(request),
         options,
         bool(request.stream),
-        includes_usage=True,
-        tells_prompt=False,
         form_field=form_field(options, request, "output_format", "output_config"),
         left_out=left_out(request, is_strict=is_strict),
         edits=edits_of(request),
@@ -60,9 +58,6 @@ def read_count(body: bytes, request_id: str, *, is_strict: bool = False) -> Mess
     return MessageCall(
         conversation_of(request),
         Options(model=request.model, request_id=request_id),
-        is_stream=False,
-        includes_usage=True,
-        tells_prompt=False,
         left_out=left_out(request, is_strict=is_strict),
         edits=edits_of(request),
     )

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.frontend.access.caller import Lease
-from services.frontend.engine_client.messages import ABORTED, Usage
-from services.frontend.errors import EngineUnavailableError
-from services.frontend.http.bodies.call import Call
-from services.frontend.http.endpoint import GenerationEndpoint, Response
+from services.frontend.http.endpoint import Endpoint, GenerationEndpoint, PlainEndpoint, Response
 from services.frontend.http.messages.answer import MessageAnswer
 from services.frontend.http.messages.answer_schema import CountAnswer
 from services.frontend.http.messages.calls import MessageCall
@@ -67,17 +63,13 @@ class MessageWriter(ResponseWriter):
         return {**message_error(told), "request_id": self.headers["request-id"]}
 
 
-class MessageResponse:
+class MessageResponse(Response[MessageCall]):
     """Writes a reply, as events or as one body at its end."""
 
-    def __init__(self, pipeline: Pipeline, call: Call, writer: ResponseWriter) -> None:
+    def __init__(self, pipeline: Pipeline, call: MessageCall, writer: ResponseWriter) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
-        assert isinstance(call, MessageCall), "the endpoint reads such calls"
-        self._model = pipeline.models.named(call.options.model)
-        self._call = call
-        self._writer = writer
+        super().__init__(pipeline, call, writer)
         self._answer: MessageAnswer
-        self._usage = Usage()
         self._outputs: list[Output] = []
 
     async def begin(self, generation: Generation | Samples) -> None:
@@ -93,11 +85,8 @@ class MessageResponse:
             await self._writer.start_events()
             await self._writer.write_events(self._answer.opening())
 
-    async def write(self, output: Output) -> None:
+    async def add(self, output: Output) -> None:
         """Writes events, or keeps the output for the end."""
-        if output.finish_reason == ABORTED:  # no caller aborted it
-            raise EngineUnavailableError("the engine ended the request")
-        self._usage = output.usage or self._usage
         if self._call.is_stream:
             self._outputs = [output]
             await self._writer.write_events(self._answer.events(output))
@@ -113,47 +102,45 @@ class MessageResponse:
             await self._writer.write(self._answer.whole(self._outputs, self._usage))
 
 
-class MessageEndpoint(GenerationEndpoint):
-    """Answers a conversation, from which the request may want parts cleared."""
+class EditingEndpoint(Endpoint[MessageCall]):
+    """Reads a conversation, from which the request may want parts cleared."""
 
-    async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
+    async def read(self, body: Body, request_id: str, lease: Lease) -> MessageCall:
         """Parses a body, and edits its conversation.
 
         Raises:
             FrontendError: the body is invalid, or the conversation cannot be used.
         """
         call = await super().read(body, request_id, lease)
-        assert isinstance(call, MessageCall), "the readers of these kinds return one"
         assert isinstance(call.prompt, Conversation), "bodies of these kinds have one"
         if not call.edits:
             return call
         with call.naming_fields():
             prompt, applied = await edited(
-                call.prompt, call.edits, partial(self._count, call, lease)
+                call.prompt, call.edits, partial(self.count, call, lease)
             )
         return dataclasses.replace(call, prompt=prompt, applied_edits=applied)
 
-    def respond(self, call: Call, writer: ResponseWriter) -> Response:
-        """Begins a reply; raises UnknownModelError or EngineUnavailableError."""
-        return MessageResponse(self.pipeline, call, writer)
-
-    async def _count(self, call: Call, lease: Lease, prompt: Conversation) -> int:
+    async def count(self, call: MessageCall, lease: Lease, prompt: Conversation) -> int:
+        """Returns the number of tokens of a conversation."""
         return len(await self.pipeline.tokenize(call.options.model, prompt, lease))
 
 
-class CountEndpoint(MessageEndpoint):
+class MessageEndpoint(EditingEndpoint, GenerationEndpoint[MessageCall]):
+    """Answers a conversation."""
+
+    def respond(self, call: MessageCall, writer: ResponseWriter) -> Response[MessageCall]:
+        """Begins a reply; raises UnknownModelError or EngineUnavailableError."""
+        return MessageResponse(self.pipeline, call, writer)
+
+
+class CountEndpoint(EditingEndpoint, PlainEndpoint[MessageCall]):
     """Answers how many tokens a conversation has."""
 
-    async def serve(
-        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
-    ) -> None:
-        """Serves one request."""
-        del request
-        call = await self.read(body, request_id, lease)
-        assert isinstance(call, MessageCall), "the reader of this kind returns one"
+    async def answer(self, call: MessageCall, writer: ResponseWriter, lease: Lease) -> None:
+        """Writes the answer to a parsed request."""
         assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
-        with call.naming_fields():
-            num_tokens = await self._count(call, lease, call.prompt)
+        num_tokens = await self.count(call, lease, call.prompt)
         answer: CountAnswer = {"input_tokens": num_tokens}
         if call.edits is not None:
             num_cleared = sum(edit["cleared_input_tokens"] for edit in call.applied_edits)

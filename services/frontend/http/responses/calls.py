@@ -85,8 +85,6 @@ def _call_of(request: ResponsesRequest, request_id: str, *, is_strict: bool) -> 
         conversation,
         options,
         bool(request.stream),
-        includes_usage=True,
-        tells_prompt=False,
         prompt_field="input",
         form_field=form,
         left_out=offered.left_out,

@@ -8,14 +8,18 @@ from itertools import count
 from typing import Any
 
 import structlog
-from starlette.requests import Request
 
 from services.frontend.access.caller import Lease
-from services.frontend.engine_client.messages import ABORTED, STOP, FinishReason, Usage
-from services.frontend.errors import EngineUnavailableError
+from services.frontend.engine_client.messages import STOP, FinishReason
 from services.frontend.http.answers.logprobs import ChatLogprobs
-from services.frontend.http.bodies.call import Call
-from services.frontend.http.endpoint import GenerationEndpoint, Kind, Response, Serving
+from services.frontend.http.endpoint import (
+    Endpoint,
+    GenerationEndpoint,
+    Kind,
+    PlainEndpoint,
+    Response,
+    Serving,
+)
 from services.frontend.http.responses.answer_schema import InputTokenCount, ResponseProblem
 from services.frontend.http.responses.answer_schema import Response as ResponseBody
 from services.frontend.http.responses.calls import ResponsesCall
@@ -39,14 +43,14 @@ from services.frontend.pipeline.samples import Samples
 from services.frontend.text.chat_template import Message
 
 
-class ResponsesEndpoint(GenerationEndpoint):
-    """An ASGI application that creates responses."""
+class ConversationEndpoint(Endpoint[ResponsesCall]):
+    """Puts the conversation of a response together."""
 
-    def __init__(self, kind: Kind, serving: Serving, store: ResponseStore) -> None:
+    def __init__(self, kind: Kind[ResponsesCall], serving: Serving, store: ResponseStore) -> None:
         super().__init__(kind, serving)
         self._store = store
 
-    async def read(self, body: Body, request_id: str, lease: Lease) -> Call:
+    async def read(self, body: Body, request_id: str, lease: Lease) -> ResponsesCall:
         """Parses a body, and puts its conversation together.
 
         Raises:
@@ -54,7 +58,6 @@ class ResponsesEndpoint(GenerationEndpoint):
             FrontendError: the body is invalid, or the conversation cannot be used.
         """
         call = await super().read(body, request_id, lease)
-        assert isinstance(call, ResponsesCall), "the reader of this kind returns one"
         previous, new = None, call.new_messages
         if call.previous_response_id is not None:
             owner = self.pipeline.gate.acting_account
@@ -68,10 +71,6 @@ class ResponsesEndpoint(GenerationEndpoint):
                 previous, new, messages = None, kept, kept
         prompt = _prompt_of(call, messages)
         return dataclasses.replace(call, prompt=prompt, new_messages=new, previous=previous)
-
-    def respond(self, call: Call, writer: ResponseWriter) -> Response:
-        """Begins a response; raises UnknownModelError or EngineUnavailableError."""
-        return ResponsesResponse(self._store, self.pipeline, call, writer)
 
     async def _fits(self, call: ResponsesCall, lease: Lease, messages: Sequence[Message]) -> bool:
         """Whether messages leave room for the output, which is at most half of the context."""
@@ -87,23 +86,26 @@ class ResponsesEndpoint(GenerationEndpoint):
         return len(token_ids) + room <= max_model_len
 
 
-class InputTokensEndpoint(ResponsesEndpoint):
+class ResponsesEndpoint(ConversationEndpoint, GenerationEndpoint[ResponsesCall]):
+    """Creates responses."""
+
+    def respond(self, call: ResponsesCall, writer: ResponseWriter) -> Response[ResponsesCall]:
+        """Begins a response; raises UnknownModelError or EngineUnavailableError."""
+        return ResponsesResponse(self._store, self.pipeline, call, writer)
+
+
+class InputTokensEndpoint(ConversationEndpoint, PlainEndpoint[ResponsesCall]):
     """Answers how many tokens the input of a response has."""
 
-    async def serve(
-        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
-    ) -> None:
-        """Serves one request."""
-        del request
-        call = await self.read(body, request_id, lease)
+    async def answer(self, call: ResponsesCall, writer: ResponseWriter, lease: Lease) -> None:
+        """Writes the answer to a parsed request."""
         assert isinstance(call.prompt, Conversation), "bodies of this kind have one"
-        with call.naming_fields():
-            token_ids = await self.pipeline.tokenize(
-                call.options.model,
-                call.prompt,
-                lease,
-                parse_special_tokens=call.options.parse_special_tokens,
-            )
+        token_ids = await self.pipeline.tokenize(
+            call.options.model,
+            call.prompt,
+            lease,
+            parse_special_tokens=call.options.parse_special_tokens,
+        )
         answer: InputTokenCount = {
             "object": "response.input_tokens",
             "input_tokens": len(token_ids),
@@ -133,49 +135,42 @@ class ResponsesWriter(ResponseWriter):
         return self._failed({"code": "server_error", "message": told.message})
 
 
-class ResponsesResponse:
+class ResponsesResponse(Response[ResponsesCall]):
     """Writes a response, as events or as one body at its end, and stores it."""
 
     def __init__(
-        self, store: ResponseStore, pipeline: Pipeline, call: Call, writer: ResponseWriter
+        self, store: ResponseStore, pipeline: Pipeline, call: ResponsesCall, writer: ResponseWriter
     ) -> None:
         """Raises UnknownModelError or EngineUnavailableError if the model is not served."""
-        assert isinstance(call, ResponsesCall), "the endpoint reads such calls"
-        assert isinstance(writer, ResponsesWriter), "and writes with such writers"
+        super().__init__(pipeline, call, writer)
         self._store = store
         self._owner = pipeline.gate.acting_account
-        self._call = call
-        self._writer = writer
-        model = pipeline.models.named(call.options.model)
         sampling = call.options.sampling
         has_logprobs = sampling is not None and sampling.HasField("logprobs")
         self._numbers = count()
         self._items = OutputItems(
-            ChatLogprobs(model.tokenizer) if has_logprobs else None,
+            ChatLogprobs(self._model.tokenizer) if has_logprobs else None,
             numbers=self._numbers,
             names=call.names,
             demanded=call.demanded,
         )
         self._is_stored = call.is_stored and store.is_enabled
-        self._response = ResponseObject(model, call, is_stored=self._is_stored)
+        self._response = ResponseObject(self._model, call, is_stored=self._is_stored)
         structlog.contextvars.bind_contextvars(response_id=self._response.id)
         self._finish_reason: FinishReason | None = None
-        self._usage = Usage()
 
     async def begin(self, generation: Generation | Samples) -> None:
         """Starts the response, if it is a stream of events."""
         del generation
         if self._call.is_stream:
+            assert isinstance(self._writer, ResponsesWriter), "of the same kind"
             await self._writer.start_response(self._failed)
             body = self._response.body("in_progress")
             stages: tuple[Stage, ...] = ("response.created", "response.in_progress")
             await self._writer.write_events([self._event(stage, body) for stage in stages])
 
-    async def write(self, output: Output) -> None:
+    async def add(self, output: Output) -> None:
         """Adds to the items, and writes their events."""
-        if output.finish_reason == ABORTED:  # no caller aborted it
-            raise EngineUnavailableError("the engine ended the request")
-        self._usage = output.usage or self._usage
         self._finish_reason = output.finish_reason
         events = self._items.push(output)
         if self._call.is_stream:

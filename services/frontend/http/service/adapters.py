@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
-from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from services.frontend.access.caller import Lease
 from services.frontend.http.bodies.call import Call
-from services.frontend.http.endpoint import Endpoint, Kind
+from services.frontend.http.endpoint import Kind, PlainEndpoint
 from services.frontend.http.fields.body import TAKEN, Body
 from services.frontend.http.fields.parse import parse_body
 from services.frontend.http.wire import body as wire_body
@@ -57,36 +56,35 @@ class AdapterCall(Call):
 def read_load(body: bytes, request_id: str, *, is_strict: bool = False) -> AdapterCall:
     """Parses a request to load an adapter; see `ReadCall`."""
     request = parse_body(LoadAdapterBody, body, is_strict=is_strict)
-    base = request.base_model_name or ""
-    return _call(request_id, request.lora_name, request.lora_path, base)
+    return AdapterCall(
+        "",
+        Options(request_id=request_id),
+        name=request.lora_name,
+        path=request.lora_path,
+        base=request.base_model_name or "",
+    )
 
 
 def read_unload(body: bytes, request_id: str, *, is_strict: bool = False) -> AdapterCall:
     """Parses a request to remove an adapter; see `ReadCall`."""
     request = parse_body(UnloadAdapterBody, body, is_strict=is_strict)
-    return _call(request_id, request.lora_name, "")
+    return AdapterCall("", Options(request_id=request_id), name=request.lora_name)
 
 
 LOAD_ADAPTER = Kind("HttpLoadAdapter", "lora-", read_load)
 UNLOAD_ADAPTER = Kind("HttpUnloadAdapter", "lora-", read_unload)
 
 
-class AdapterEndpoint(Endpoint):
+class AdapterEndpoint(PlainEndpoint[AdapterCall]):
     """Loads or removes an adapter at all engines, for keys with the operator right."""
 
-    async def serve(
-        self,
-        body: wire_body.Body,
-        request_id: str,
-        writer: ResponseWriter,
-        request: Request,
-        lease: Lease,
-    ) -> None:
-        """Serves one request."""
-        del request
+    async def read(self, body: wire_body.Body, request_id: str, lease: Lease) -> AdapterCall:
+        """Parses a body; raises NotPermittedError first."""
         self.pipeline.gate.check_is_operator()
-        call = await self.read(body, request_id, lease)
-        assert isinstance(call, AdapterCall), "bodies of this kind are read as such"
+        return await super().read(body, request_id, lease)
+
+    async def answer(self, call: AdapterCall, writer: ResponseWriter, lease: Lease) -> None:
+        """Writes the answer to a parsed request."""
         self.pipeline.gate.check_may_change_adapter(call.name)
         engines = self.pipeline.engine
         status: Literal["loaded", "removed"] = "loaded" if call.path else "removed"
@@ -96,16 +94,3 @@ class AdapterEndpoint(Endpoint):
             await engines.remove_adapter(call.name)
         answer: AdapterAnswer = {"object": "adapter", "id": call.name, "status": status}
         await writer.write(answer)
-
-
-def _call(request_id: str, name: str, path: str, base: str = "") -> AdapterCall:
-    return AdapterCall(
-        "",
-        Options(request_id=request_id),
-        is_stream=False,
-        includes_usage=False,
-        tells_prompt=False,
-        name=name,
-        path=path,
-        base=base,
-    )

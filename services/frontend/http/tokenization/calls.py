@@ -75,9 +75,6 @@ def read_tokenize(body: bytes, request_id: str, *, is_strict: bool = False) -> T
             request_id=request_id,
             parse_special_tokens=request.parse_special_tokens,
         ),
-        is_stream=False,
-        includes_usage=False,
-        tells_prompt=False,
         prompt_field="prompt" if request.messages is None else "messages",
         add_special_tokens=request.add_special_tokens,
         returns_texts=bool(request.return_token_strs),
@@ -90,9 +87,6 @@ def read_detokenize(body: bytes, request_id: str, *, is_strict: bool = False) ->
     return DetokenizeCall(
         "",
         Options(model=request.model or "", request_id=request_id),
-        is_stream=False,
-        includes_usage=False,
-        tells_prompt=False,
         prompt_field="tokens",
         token_ids=request.tokens,
     )

@@ -4,13 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from services.frontend.access.caller import Lease
-from services.frontend.http.endpoint import Endpoint
+from services.frontend.http.endpoint import PlainEndpoint
 from services.frontend.http.tokenization.calls import DetokenizeCall, TokenizeCall
-from services.frontend.http.wire.body import Body
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.parts import in_parts
 from services.frontend.pipeline.request import Conversation
@@ -31,25 +29,19 @@ class DetokenizeAnswer(TypedDict):
     prompt: str
 
 
-class TokenizeEndpoint(Endpoint):
+class TokenizeEndpoint(PlainEndpoint[TokenizeCall]):
     """Answers with the token ids of a prompt as the engine gets them."""
 
-    async def serve(
-        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
-    ) -> None:
-        """Serves one request."""
-        del request
-        call = await self.read(body, request_id, lease)
-        assert isinstance(call, TokenizeCall), "bodies of this kind are read as such"
+    async def answer(self, call: TokenizeCall, writer: ResponseWriter, lease: Lease) -> None:
+        """Writes the answer to a parsed request."""
         assert isinstance(call.prompt, str | Conversation), "a text or a conversation"
-        with call.naming_fields():
-            token_ids = await self.pipeline.tokenize(
-                call.options.model,
-                call.prompt,
-                lease,
-                parse_special_tokens=call.options.parse_special_tokens,
-                add_special_tokens=call.add_special_tokens,
-            )
+        token_ids = await self.pipeline.tokenize(
+            call.options.model,
+            call.prompt,
+            lease,
+            parse_special_tokens=call.options.parse_special_tokens,
+            add_special_tokens=call.add_special_tokens,
+        )
         model = self.pipeline.models.named(call.options.model)
         fields = {  # of a TokenizeAnswer, which is encoded in parts
             "count": json.dumps(len(token_ids)),
@@ -69,20 +61,14 @@ class TokenizeEndpoint(Endpoint):
         )
 
 
-class DetokenizeEndpoint(Endpoint):
+class DetokenizeEndpoint(PlainEndpoint[DetokenizeCall]):
     """Answers with the text of token ids, special tokens included."""
 
-    async def serve(
-        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
-    ) -> None:
-        """Serves one request."""
-        del request
-        call = await self.read(body, request_id, lease)
-        assert isinstance(call, DetokenizeCall), "bodies of this kind are read as such"
-        with call.naming_fields():
-            text = await self.pipeline.detokenize(
-                call.options.model, call.token_ids, lease.account, show_special_tokens=True
-            )
+    async def answer(self, call: DetokenizeCall, writer: ResponseWriter, lease: Lease) -> None:
+        """Writes the answer to a parsed request."""
+        text = await self.pipeline.detokenize(
+            call.options.model, call.token_ids, lease.account, show_special_tokens=True
+        )
         answer: DetokenizeAnswer = {"prompt": text}
         await writer.write(answer)
 

@@ -1,7 +1,7 @@
 """Bodies of POST /v1/embeddings, /v1/rerank and /v1/score, and the calls in them."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
@@ -75,10 +75,10 @@ class VectorCall(Call):
     """A parsed request for vectors or scores, which is answered at once."""
 
     prompt: Prompt = ""
-    is_stream: bool = False
-    includes_usage: bool = False
-    tells_prompt: bool = False
     vector_options: VectorOptions
+
+
+AnyVectorCall = TypeVar("AnyVectorCall", bound=VectorCall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

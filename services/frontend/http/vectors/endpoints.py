@@ -8,12 +8,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import Request
-
 from services.frontend.access.caller import Lease
 from services.frontend.engine_client.messages import Usage
-from services.frontend.http.bodies.call import Call
-from services.frontend.http.endpoint import Endpoint
+from services.frontend.http.endpoint import RecordedEndpoint
 from services.frontend.http.vectors.answers import (
     PairScore,
     RankedDocument,
@@ -21,48 +18,32 @@ from services.frontend.http.vectors.answers import (
     ScoreList,
     VectorUsage,
 )
-from services.frontend.http.vectors.calls import EmbeddingsCall, ScoreCall, VectorCall
-from services.frontend.http.wire.body import Body
+from services.frontend.http.vectors.calls import (
+    AnyVectorCall,
+    EmbeddingsCall,
+    ScoreCall,
+    VectorCall,
+)
 from services.frontend.http.wire.writer import ResponseWriter
 from services.frontend.pipeline.request_log import RequestRecord
 from services.frontend.pipeline.vectors import Matrix
-from services.telemetry.trace_context import TRACEPARENT, checked_traceparent
 
 
-class VectorEndpoint(Endpoint):
+class VectorEndpoint(RecordedEndpoint[AnyVectorCall]):
     """An endpoint that computes vectors, and answers with all of them at once."""
-
-    async def serve(
-        self, body: Body, request_id: str, writer: ResponseWriter, request: Request, lease: Lease
-    ) -> None:
-        """Serves a request whose body was received."""
-        traceparent = checked_traceparent(request.headers.get(TRACEPARENT, ""))
-        with self.pipeline.requests.watch(
-            request_id, method=self._kind.method, traceparent=traceparent
-        ) as record:
-            call = await self.read(body, request_id, lease)
-            with call.naming_fields():
-                await self.answer(call, writer, record, lease)
-
-    @abstractmethod
-    async def answer(
-        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
-    ) -> None:
-        """Runs a parsed request and writes its answer."""
 
     def model_name(self, call: VectorCall) -> str:
         """Returns the name of the served model."""
         return self.pipeline.models.named(call.vector_options.model).name
 
 
-class EmbeddingsEndpoint(VectorEndpoint):
+class EmbeddingsEndpoint(VectorEndpoint[EmbeddingsCall]):
     """Answers with the vectors of texts, as OpenAI's API does."""
 
     async def answer(
-        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
+        self, call: EmbeddingsCall, writer: ResponseWriter, record: RequestRecord, lease: Lease
     ) -> None:
         """Runs a parsed request and writes its answer."""
-        assert isinstance(call, EmbeddingsCall), "bodies of this kind are read as such"
         vectors = await self.pipeline.vectors.embed(
             call.inputs, call.vector_options, record=record, lease=lease
         )
@@ -75,14 +56,13 @@ class EmbeddingsEndpoint(VectorEndpoint):
         )
 
 
-class ScoringEndpoint(VectorEndpoint):
+class ScoringEndpoint(VectorEndpoint[ScoreCall]):
     """An endpoint that scores pairs."""
 
     async def answer(
-        self, call: Call, writer: ResponseWriter, record: RequestRecord, lease: Lease
+        self, call: ScoreCall, writer: ResponseWriter, record: RequestRecord, lease: Lease
     ) -> None:
         """Runs a parsed request and writes its answer."""
-        assert isinstance(call, ScoreCall), "bodies of this kind are read as such"
         vectors = await self.pipeline.vectors.score(
             call.pairs, call.vector_options, record=record, lease=lease
         )
