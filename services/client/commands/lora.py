@@ -1,8 +1,9 @@
 """`octavo lora`: adapters of a running engine, or of all engines of a frontend."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
+from google.protobuf.message import Message
 
 from protos.engine.v1 import operator_pb2
 from protos.engine.v1.operator_pb2_grpc import OperatorServiceStub
@@ -47,12 +48,7 @@ def add(
     """
     if frontend is not None:
         order = fleet_pb2.LoadAdapterRequest(name=name, path=path, model=model)
-        loaded = ask(
-            FleetStub,
-            frontend,
-            access.tls,
-            lambda stub: stub.LoadAdapter(order, metadata=access.metadata),
-        )
+        loaded = _ask_fleet(frontend, access, "LoadAdapter", order)
         echo(_fleet_line(loaded.adapter))
         return
     request = operator_pb2.LoadAdapterRequest(name=name, path=path)
@@ -74,12 +70,7 @@ def remove(
     """
     if frontend is not None:
         order = fleet_pb2.RemoveAdapterRequest(name=name)
-        ask(
-            FleetStub,
-            frontend,
-            access.tls,
-            lambda stub: stub.RemoveAdapter(order, metadata=access.metadata),
-        )
+        _ask_fleet(frontend, access, "RemoveAdapter", order)
         return
     request = operator_pb2.RemoveAdapterRequest(name=name)
     ask(OperatorServiceStub, engine, access.tls, lambda stub: stub.RemoveAdapter(request))
@@ -95,12 +86,7 @@ def list_adapters(
     """
     if frontend is not None:
         order = fleet_pb2.ListAdaptersRequest()
-        found = ask(
-            FleetStub,
-            frontend,
-            access.tls,
-            lambda stub: stub.ListAdapters(order, metadata=access.metadata),
-        )
+        found = _ask_fleet(frontend, access, "ListAdapters", order)
         for each in found.adapters:
             echo(_fleet_line(each))
         return
@@ -108,6 +94,16 @@ def list_adapters(
     answer = ask(OperatorServiceStub, engine, access.tls, lambda stub: stub.ListAdapters(request))
     for adapter in answer.adapters:
         echo(_line(adapter))
+
+
+def _ask_fleet(address: str, access: Access, method: str, order: Message) -> Any:
+    """Has a frontend order something at all its engines, and returns its answer."""
+    return ask(
+        FleetStub,
+        address,
+        access.tls,
+        lambda stub: getattr(stub, method)(order, metadata=access.metadata),
+    )
 
 
 def _line(adapter: operator_pb2.AdapterInfo) -> str:

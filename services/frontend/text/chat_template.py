@@ -229,12 +229,12 @@ class ChatTemplate:
         if not self._is_strict:
             if _roles_with_images(messages) and not self._forms.takes_images("tool"):
                 messages = with_results_as_user(
-                    messages, takes_user_next=self._forms.takes_user_after_results
+                    messages, takes_user_next=lambda: self._forms.takes_user_after_results
                 )
             messages = with_system_as_user(
                 messages,
-                shows_first=self._forms.shows_system,
-                shows_later=self._forms.shows_later_system,
+                shows_first=lambda: self._forms.shows_system,
+                shows_later=lambda: self._forms.shows_later_system,
             )
         return messages, tools
 

@@ -7,6 +7,7 @@ for absent content. Rendering a small conversation in both forms shows it, as in
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from services.frontend.text.content_parts import text_part
@@ -32,32 +33,23 @@ class TemplateForms:
         self._render = render
         self._wants_parts: dict[str, bool] = {}
         self._takes_images: dict[str, bool] = {}
-        self._takes_user_next: bool | None = None
-        self._call_forms: tuple[bool, bool] | None = None
-        self._wants_whole_tools: bool | None = None
-        self._shows_system: bool | None = None
-        self._shows_later_system: bool | None = None
 
+    @cached_property
     def shows_system(self) -> bool:
         """Whether the template shows a system message at the beginning."""
-        if self._shows_system is None:
-            self._shows_system = any(
-                self._shows_content("system", content) for content in (_NEEDLE, _parts(_NEEDLE))
-            )
-        return self._shows_system
+        return any(self._shows_content("system", content) for content in (_NEEDLE, _parts(_NEEDLE)))
 
+    @cached_property
     def shows_later_system(self) -> bool:
         """Whether the template shows a system message after other messages."""
-        if self._shows_later_system is None:
-            filler = self._filler()
-            said = [{"role": role, "content": filler} for role in ("user", "assistant", "user")]
-            self._shows_later_system = any(
-                _NEEDLE in (self._render([*said[:2], message, said[2]], ()) or "")
-                for message in (
-                    {"role": "system", "content": content} for content in (_NEEDLE, _parts(_NEEDLE))
-                )
+        filler = self._filler()
+        said = [{"role": role, "content": filler} for role in ("user", "assistant", "user")]
+        return any(
+            _NEEDLE in (self._render([*said[:2], message, said[2]], ()) or "")
+            for message in (
+                {"role": "system", "content": content} for content in (_NEEDLE, _parts(_NEEDLE))
             )
-        return self._shows_later_system
+        )
 
     def takes_images(self, role: str) -> bool:
         """Whether the template shows images that are parts of a role's messages."""
@@ -67,14 +59,13 @@ class TemplateForms:
             )
         return self._takes_images[role]
 
+    @cached_property
     def takes_user_after_results(self) -> bool:
         """Whether the template shows a user's message that follows the results of tools."""
-        if self._takes_user_next is None:
-            filler = self._filler()
-            result = _conversation("tool", filler, filler)
-            said = [*result, {"role": "user", "content": _parts(_NEEDLE)}]
-            self._takes_user_next = _NEEDLE in (self._render(said, ()) or "")
-        return self._takes_user_next
+        filler = self._filler()
+        result = _conversation("tool", filler, filler)
+        said = [*result, {"role": "user", "content": _parts(_NEEDLE)}]
+        return _NEEDLE in (self._render(said, ()) or "")
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """Returns a conversation in the template's form."""
@@ -83,17 +74,16 @@ class TemplateForms:
     def fit_tools(self, tools: Sequence[Message]) -> list[Message]:
         """Returns tools in the template's form: with all keys if it fails on one without some."""
         whole = [_whole(tool) for tool in tools]
-        return whole if whole != list(tools) and self._takes_only_whole_tools() else list(tools)
+        return whole if whole != list(tools) and self._takes_only_whole_tools else list(tools)
 
+    @cached_property
     def _takes_only_whole_tools(self) -> bool:
-        if self._wants_whole_tools is None:
-            asking = [{"role": "user", "content": self._filler()}]
-            tool: Message = {"type": "function", "function": {"name": "f"}}
-            self._wants_whole_tools = (
-                self._render(asking, [tool]) is None
-                and self._render(asking, [_whole(tool)]) is not None
-            )
-        return self._wants_whole_tools
+        asking = [{"role": "user", "content": self._filler()}]
+        tool: Message = {"type": "function", "function": {"name": "f"}}
+        return (
+            self._render(asking, [tool]) is None
+            and self._render(asking, [_whole(tool)]) is not None
+        )
 
     def _filler(self) -> Any:
         return _parts("x") if self._takes_only_parts("user") else "x"
@@ -102,7 +92,7 @@ class TemplateForms:
         fitted = dict(message)
         content, calls = message.get("content"), message.get("tool_calls")
         if calls:
-            takes_text, wants_content = self._find_call_forms()
+            takes_text, wants_content = self._call_forms
             fitted["tool_calls"] = [_with_arguments(call, as_text=takes_text) for call in calls]
             if content is None and wants_content:
                 fitted["content"] = ""
@@ -140,15 +130,14 @@ class TemplateForms:
             and repr(_IMAGE) not in both
         )
 
-    def _find_call_forms(self) -> tuple[bool, bool]:
-        """Returns whether arguments must be text, and whether content must not be None."""
-        if self._call_forms is None:
-            takes_text = self._takes_only_text_arguments()
-            arguments = json.dumps(_ARGUMENTS) if takes_text else _ARGUMENTS
-            absent, empty = (self._render_call(arguments, content) for content in (None, ""))
-            says_none = absent is None or ("None" in absent and "None" not in (empty or ""))
-            self._call_forms = takes_text, says_none and empty is not None
-        return self._call_forms
+    @cached_property
+    def _call_forms(self) -> tuple[bool, bool]:
+        """Whether arguments must be text, and whether content must not be None."""
+        takes_text = self._takes_only_text_arguments()
+        arguments = json.dumps(_ARGUMENTS) if takes_text else _ARGUMENTS
+        absent, empty = (self._render_call(arguments, content) for content in (None, ""))
+        says_none = absent is None or ("None" in absent and "None" not in (empty or ""))
+        return takes_text, says_none and empty is not None
 
     def _takes_only_text_arguments(self) -> bool:
         for content in ("", None):

@@ -1,6 +1,6 @@
 """Tools of requests for responses, and the choice among them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -29,12 +29,12 @@ def type_of(value: Any) -> str:
     return told if isinstance(told, str) else _UNTYPED
 
 
-def only_types(*known: str, but: Callable[[str], object] = hosted_kind) -> BeforeValidator:
-    """Refuses objects of types that are not known, unless `but` returns something for them."""
+def only_types(*known: str) -> BeforeValidator:
+    """Refuses objects of types that are neither known nor those of hosted tools."""
 
     def check(value: Any) -> Any:
         told = type_of(value)
-        if told not in known and not but(told):
+        if told not in known and not hosted_kind(told):
             raise PydanticCustomError(
                 "octavo_type",
                 "{shown} is not supported here; {known} are",
