@@ -10,7 +10,7 @@ is cut into chunks then run in one fixed way for each row:
 | fused operators | the bits of the operators that they replace | these operators |
 | attention | keys in parts fixed by position, merged in order | a query at a time |
 | latent attention | the same, in the absorbed form | a query at a time |
-| attention to chosen blocks | one program; equal scores in their order | a query at a time |
+| attention to an index's choice | one program; equal scores in order | a query at a time |
 | fused_moe | tensor cores, whatever shares a tile | a row at a time |
 | expert_parallel_moe | the same, one rank for each expert | the same |
 | all_reduce, ordered_reduce_scatter | parts added in rank order | the same |

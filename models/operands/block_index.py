@@ -23,12 +23,3 @@ class BlockIndex:
     def of(self, tokens: slice) -> "BlockIndex":
         """Returns the index with some queries."""
         return replace(self, q=self.q[tokens])
-
-
-def ordered_choice(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the numbers of the highest scores of each row in rising order, [..., count].
-
-    Of equal scores the first ones are taken, so the choice depends on the row's scores alone.
-    """
-    best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    return best.sort(dim=-1).values

@@ -21,3 +21,8 @@ class IndexQueries:
     def of(self, tokens: slice) -> "IndexQueries":
         """Returns the queries of some tokens."""
         return IndexQueries(q=self.q[tokens], weights=self.weights[tokens], top_k=self.top_k)
+
+    def alone(self, tokens: slice) -> "IndexQueries":
+        """Returns the same in memory of their own."""
+        own = self.of(tokens)
+        return IndexQueries(q=own.q.clone(), weights=own.weights.clone(), top_k=self.top_k)

@@ -193,11 +193,10 @@ def check_batch_invariance(model: ModelConfig, *, num_ranks: int, moves_experts:
             f"--batch-invariant covers none of transformers' modules, which run {name}: their "
             "operations choose their order by the size of the batch"
         )
-    has_index = model.mla is not None and model.mla.index is not None
-    if has_index or model.compression is not None:
+    if model.compression is not None or model.hyper is not None:
         raise ValueError(
-            f"--batch-invariant does not cover attention that chooses its tokens, which {name} "
-            "has: scores that choose them depend on the batch"
+            f"--batch-invariant does not cover compressed keys and hyper-connections, which {name} "
+            "has: their sums depend on the batch"
         )
     if model.max_whole_tokens:
         raise ValueError(

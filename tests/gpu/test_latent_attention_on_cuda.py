@@ -142,6 +142,20 @@ def test_queries_that_verify_drafts_split_their_keys(dtype, top_k):
 
 @pytest.mark.parametrize("top_k", [16, 100])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_a_token_that_chooses_has_the_bits_that_it_has_alone_in_batch_invariant_mode(batch, top_k):
+    case = make_latent_case(
+        *batch, **SIZES["deepseek-v3"], dtype=torch.bfloat16, top_k=top_k, has_transform=False,
+        device="cuda",
+    )  # fmt: skip
+    live = case.metadata.seq_lens.repeat_interleave(case.metadata.query_start_loc.diff()) > 0
+    with batch_invariance():
+        whole = case.run()
+        for token in live.nonzero().flatten().tolist()[::7]:
+            assert torch.equal(case.alone(token).run()[0], whole[token])
+
+
+@pytest.mark.parametrize("top_k", [16, 100])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_chosen_tokens_are_the_references(batch, top_k):
     # In float32: where scores are rounded more, another token may be chosen.
     case = make_latent_case(*batch, **SIZES["odd"], device="cuda", top_k=top_k)

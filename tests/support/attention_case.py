@@ -202,6 +202,26 @@ def make_cache(k: torch.Tensor, v: torch.Tensor, *, is_fp8: bool) -> KVCacheData
     return KVCacheData(k=k, v=v, k_scale=k_scale, v_scale=v_scale)
 
 
+def metadata_alone(
+    metadata: AttentionMetadata, token: int, num_keys: int, block_size: int
+) -> AttentionMetadata:
+    """Returns the metadata of a step of one of its tokens alone; for kernels."""
+    request = int(token_request(metadata.query_start_loc)[token])
+    own, num_blocks = slice(request, request + 1), -(-num_keys // block_size)
+    return replace(
+        metadata,
+        query_start_loc=metadata.query_start_loc.new_tensor([0, 1]),
+        seq_lens=metadata.seq_lens.new_tensor([num_keys]),
+        row_ids=metadata.row_ids[own],
+        block_tables=metadata.block_tables[own, :num_blocks].contiguous(),
+        slot_mapping=metadata.slot_mapping[token : token + 1],
+        groups=(),
+        chunks=(),
+        max_seqlen_q=1,
+        max_seqlen_k=num_keys,
+    )
+
+
 def token_request(query_start_loc: torch.Tensor) -> torch.Tensor:
     """Returns the request of each token."""
     lengths = query_start_loc.diff().long()

@@ -6,7 +6,12 @@ import torch
 
 import models.ops.attention.block_sparse_attention  # noqa: F401  # registers the operator
 from models.forward_context import forward_context
-from tests.support.attention_case import AttentionCase, make_case, token_request
+from tests.support.attention_case import (
+    AttentionCase,
+    make_case,
+    metadata_alone,
+    token_request,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +48,9 @@ class BlockSparseCase:
 
     def alone(self, token: int) -> "BlockSparseCase":
         """Returns one token of the case as the only one of its step; for kernels."""
-        plain, metadata = self.plain, self.plain.metadata
-        request = int(token_request(metadata.query_start_loc)[token])
-        num_keys = int(plain.positions[token]) + 1
-        num_blocks = -(-num_keys // plain.cache.k.shape[1])
-        own, step = slice(token, token + 1), metadata.query_start_loc
-        metadata = replace(
-            metadata,
-            query_start_loc=step.new_tensor([0, 1]),
-            seq_lens=metadata.seq_lens.new_tensor([num_keys]),
-            row_ids=metadata.row_ids[request : request + 1],
-            block_tables=metadata.block_tables[request : request + 1, :num_blocks].contiguous(),
-            slot_mapping=metadata.slot_mapping[own],
-            groups=(),
-            max_seqlen_q=1,
-            max_seqlen_k=num_keys,
-        )
+        plain, own = self.plain, slice(token, token + 1)
+        num_keys, block_size = int(plain.positions[token]) + 1, plain.cache.k.shape[1]
+        metadata = metadata_alone(plain.metadata, token, num_keys, block_size)
         plain = replace(
             plain,
             metadata=metadata,

@@ -24,7 +24,7 @@ from models.ops.attention.index_rounding import quantize_index
 from models.ops.attention.kv_cache import quantize_heads
 from models.ops.attention.latent_cache import read_latents
 from models.ops.attention.latent_transform import transform_latents
-from tests.support.attention_case import scattered_blocks, token_request
+from tests.support.attention_case import metadata_alone, scattered_blocks, token_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,25 @@ class LatentCase:
         )
         return ForwardContext(
             context=shape, attn_metadata=self.metadata, kv_cache_data=[self.cache]
+        )
+
+    def alone(self, token: int) -> "LatentCase":
+        """Returns one token of the case, without a transform, as the only one of its step."""
+        assert self.transform is None, "the caller takes transformed ones"
+        own, entries = slice(token, token + 1), self.entries
+        num_keys, block_size = int(self.positions[token]) + 1, self.cache.latent.shape[1]
+        keys = entries.index_keys
+        return replace(
+            self,
+            queries=self.queries.of(own),
+            entries=LatentEntries(
+                latent=entries.latent[own],
+                rotated=entries.rotated[own],
+                index_keys=None if keys is None else keys[own],
+            ),
+            index=None if self.index is None else self.index.alone(own),
+            metadata=metadata_alone(self.metadata, token, num_keys, block_size),
+            positions=self.positions[own],
         )
 
     def transformed(self) -> "LatentCase":

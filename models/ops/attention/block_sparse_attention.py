@@ -12,7 +12,8 @@ from models.batch_invariance import is_batch_invariant
 from models.forward_context import AttentionGroup, get_forward_context
 from models.kernels.gpu import has_kernels
 from models.kv_cache import KVCacheData
-from models.operands.block_index import BlockIndex, ordered_choice
+from models.operands.block_index import BlockIndex
+from models.operands.ordered_choice import ordered_choice
 from models.ops.attention.attention import attend_group
 from models.ops.attention.kv_cache import write_kv_cache
 from models.ops.attention.queries_alone import queries_alone

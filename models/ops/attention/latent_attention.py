@@ -9,13 +9,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from models.batch_invariance import is_batch_invariant
-from models.forward_context import AttentionGroup, AttentionMetadata, get_forward_context
+from models.forward_context import AttentionGroup, get_forward_context
 from models.kernels.attention.latent.latent_forms import least_expanded_queries
 from models.kernels.gpu import has_kernels
 from models.kv_cache import LatentCacheData
 from models.operands.index_queries import IndexQueries
 from models.operands.latent_entries import LatentEntries, LatentTransform
 from models.operands.latent_queries import LatentQueries
+from models.operands.ordered_choice import ordered_choice
 from models.ops.attention.attention import with_sinks
 from models.ops.attention.expanded_attention import attend_expanded, gathered_entries
 from models.ops.attention.index_rounding import quantize_index
@@ -86,14 +87,15 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
     if index_q is not None and index_weights is not None:
         assert cache.index_keys is not None, f"layer {layer_index} caches no keys of an index"
         index = IndexQueries(q=index_q, weights=index_weights, top_k=top_k)
-    transform = None
-    if cos is not None and signed_sin is not None and latent_weight is not None:
-        transform = LatentTransform(cos=cos, signed_sin=signed_sin, weight=latent_weight, eps=eps)
+    transform = _transform(cos, signed_sin, latent_weight, eps)
     assert sinks is None or top_k, "other forms of the operator have no sinks"
     if is_batch_invariant():
-        assert not top_k, "the mode refuses indexes"
+        if transform is not None:
+            q_rotated, entries = transform_latents(q_rotated, entries, transform)
         queries = LatentQueries(plain=q_plain, rotated=q_rotated, projections=projections)
-        _attend_invariantly(queries, entries, transform, cache, metadata, output, scale)
+        _attend_invariantly(
+            queries, entries, output, layer_index, scale, index, sinks, chooses=bool(top_k)
+        )
         return
     if has_kernels(latent.device):
         # Imported on first use: a CPU installation has no Triton.
@@ -127,32 +129,51 @@ def latent_attention_with_output(  # noqa: PLR0913  # an operator takes no datac
             attend_expanded(own, cache, group, output[tokens], scale)
 
 
+def _transform(
+    cos: torch.Tensor | None,
+    signed_sin: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+) -> LatentTransform | None:
+    if cos is None or signed_sin is None or weight is None:
+        return None
+    return LatentTransform(cos=cos, signed_sin=signed_sin, weight=weight, eps=eps)
+
+
 def _attend_invariantly(
     queries: LatentQueries,
     entries: LatentEntries,
-    transform: LatentTransform | None,
-    cache: LatentCacheData,
-    metadata: AttentionMetadata,
     output: torch.Tensor,
+    layer_index: int,
     scale: float,
+    index: IndexQueries | None,
+    sinks: torch.Tensor | None,
+    *,
+    chooses: bool,
 ) -> None:
     """Runs the operator, always in the absorbed form; each row has the bits that it has alone.
 
-    The operators that a transform replaces compute it, as those of a model that is not compiled.
+    Queries and entries are transformed by the operators of a model that is not compiled.
+    chooses: whether queries attend to chosen tokens.
     """
-    if transform is not None:
-        rotated, entries = transform_latents(queries.rotated, entries, transform)
-        queries = replace(queries, rotated=rotated)
+    context = get_forward_context()
+    cache, metadata = context.kv_cache_data[layer_index], context.metadata_of(layer_index)
+    assert isinstance(cache, LatentCacheData), "the operator checked it"
+    choice = context.index_choice if chooses else None
     if has_kernels(output.device):
         # Imported on first use: a CPU installation has no Triton.
         from models.kernels.attention.invariant.invariant_latents import attend
 
-        attend(queries, entries, cache, metadata, output, scale)
+        attend(queries, entries, cache, metadata, output, scale, index, choice, sinks)
         return
     write_latents(cache, entries, metadata.slot_mapping)
-    for plain, group in queries_alone(queries.plain, metadata.groups, cache.latent.shape[1]):
+    alone = list(queries_alone(queries.plain, metadata.groups, cache.latent.shape[1]))
+    if choice is not None and index is not None:
+        choice.masks = tuple(_chosen(index.alone(group.tokens), cache, group) for _, group in alone)
+    masks = [group.mask for _, group in alone] if choice is None else choice.masks
+    for (plain, group), mask in zip(alone, masks, strict=True):
         own = replace(queries, plain=plain, rotated=queries.rotated[group.tokens].clone())
-        _attend_absorbed(own, cache, group, output[group.tokens], scale, group.mask)
+        _attend_absorbed(own, cache, group, output[group.tokens], scale, mask, sinks)
 
 
 def _attend_absorbed(
@@ -194,6 +215,6 @@ def _chosen(index: IndexQueries, cache: LatentCacheData, group: AttentionGroup) 
     if cache.index_scale is not None:
         scores = scores * cache.index_scale[group.block_ids].view(group.num_requests, 1, 1, -1)
     scores = scores.masked_fill(~group.mask, -torch.inf)
-    best = scores.topk(min(index.top_k, scores.shape[-1]), dim=-1).indices
+    best = ordered_choice(scores, min(index.top_k, scores.shape[-1]))
     chosen = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
     return chosen.scatter(-1, best, value=True) & group.mask

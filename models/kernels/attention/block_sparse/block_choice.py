@@ -9,7 +9,8 @@ import triton.language as tl
 from models.forward_context import AttentionMetadata
 from models.kernels.attention.latent.index_choice import MOST_SCORES
 from models.kernels.attention.request_search import request_of_tile
-from models.operands.block_index import BlockIndex, ordered_choice
+from models.operands.block_index import BlockIndex
+from models.operands.ordered_choice import ordered_choice
 
 _ROWS, _MANY_ROWS = 16, 64
 """Queries of all heads that share a tile of keys, in steps of single tokens and in others."""
@@ -138,7 +139,8 @@ def choose_blocks(
         keys=64 if index.q.itemsize * block_d <= _MOST_BYTES else 16,
     )  # fmt: skip
     chosen = torch.empty(shape, dtype=torch.int32, device=keys.device)
-    run = max(1, MOST_SCORES // (num_heads * num_blocks))
+    # Sorting takes several times the memory of the scores.
+    run = max(1, MOST_SCORES // (num_heads * num_blocks * (4 if is_invariant else 1)))
     for first in range(0, num_tokens, run):
         count = min(run, num_tokens - first)
         scores = torch.empty(count, num_heads, num_blocks, dtype=torch.float32, device=keys.device)

@@ -2,21 +2,24 @@
 
 The keys of a sequence are cut in parts of PART keys by position, as in invariant_parts. One program
 attends some heads of a token to all parts, or one program attends them to each part and a second
-kernel merges these; both merge in the order of positions, so the bits are the same.
+kernel merges these; both merge in the order of positions, so the bits are the same. Where an index
+chooses tokens, one program attends some heads to all of them in the order of positions.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from models.forward_context import AttentionMetadata
+from models.forward_context import AttentionMetadata, IndexChoice
 from models.kernels.attention.configurations import MAX_LATENT_PARTIALS, PART
 from models.kernels.attention.invariant.invariant_parts import merge
+from models.kernels.attention.latent.index_choice import choose_keys
 from models.kernels.attention.latent.latent_attention import (
     LatentCache,
     LatentForm,
     attend_latents,
     check_sizes,
+    latent_attention,
 )
 from models.kernels.attention.latent.latent_cache import cache_latents
 from models.kernels.attention.latent.latents_of_8_bits import attend_latents_of_8_bits
@@ -25,6 +28,7 @@ from models.kernels.products.head_linear import head_linear
 from models.kernels.tuning.tiles import MAX_SPLITS
 from models.kv_cache import LatentCacheData
 from models.operands.base_two import LOG2_E
+from models.operands.index_queries import IndexQueries
 from models.operands.latent_entries import LatentEntries
 from models.operands.latent_queries import LatentQueries
 
@@ -146,23 +150,32 @@ def attend(
     metadata: AttentionMetadata,
     output: torch.Tensor,
     scale: float,
+    index: IndexQueries | None = None,
+    choice: IndexChoice | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Runs models.ops.attention.latent_attention.latent_attention_with_output on a GPU.
 
-    Queries and entries are transformed; no query chooses its keys. Launches may be captured.
+    Queries and entries are transformed. choice: as in latent_steps. Launches may be captured.
 
     Raises:
         ValueError: as latent_attention says.
     """
     check_sizes(cache, len(output))
-    cache_latents(queries, None, entries, None, cache, metadata.slot_mapping)
+    _, index = cache_latents(queries, index, entries, None, cache, metadata.slot_mapping)
+    if choice is not None and index is not None:
+        choice.positions = choose_keys(index, cache, metadata, is_invariant=True)
     sizes, to_keys, to_values = queries.sizes, *queries.by_head()
     num_tokens, num_heads = output.shape[:2]
     q = output.new_empty(num_tokens, num_heads, sizes.latent + sizes.rotated)
     q[..., sizes.latent :] = queries.rotated
     head_linear(queries.plain, to_keys, q[..., : sizes.latent])
     attended = output.new_empty(num_tokens, num_heads, sizes.latent)
-    _attend_absorbed(q, cache, metadata, attended, scale)
+    if choice is None:
+        _attend_absorbed(q, cache, metadata, attended, scale)
+    else:
+        positions = choice.positions
+        latent_attention(q, cache, metadata, attended, scale, positions, sinks, is_invariant=True)
     head_linear(attended, to_values.transpose(1, 2), output)
 
 

@@ -8,6 +8,7 @@ from models.forward_context import AttentionMetadata
 from models.kernels.attention.request_search import request_of
 from models.kv_cache import LatentCacheData
 from models.operands.index_queries import IndexQueries
+from models.operands.ordered_choice import ordered_choice
 
 MOST_SCORES = 2**26
 """Most scores at once, 256 MB; longer steps are scored in runs of tokens."""
@@ -68,24 +69,32 @@ def _score_kernel(
 
 
 def choose_keys(
-    index: IndexQueries, cache: LatentCacheData, metadata: AttentionMetadata
+    index: IndexQueries,
+    cache: LatentCacheData,
+    metadata: AttentionMetadata,
+    *,
+    is_invariant: bool = False,
 ) -> torch.Tensor | None:
-    """Returns the positions that each query attends to, unordered: [T, top_k] int32.
+    """Returns the positions that each query attends to: [T, top_k] int32.
 
     A query that sees fewer keys also gets positions that it does not see. None if no sequence can
     be longer than top_k. The host reads nothing.
     index: of an FP8 cache, rounded to FP8.
     cache: has this step's keys.
+    is_invariant: the positions that a query sees come first and rise, whatever the step; never
+        None.
     """
     keys = cache.index_keys
     assert keys is not None, "an indexer has keys"
     block_size, size = keys.shape[1:]
     num_scores = metadata.block_tables.shape[1] * block_size
-    if num_scores <= index.top_k:
-        return None
     num_tokens, num_heads, _ = index.q.shape
+    if num_scores <= index.top_k:
+        every = torch.arange(index.top_k, dtype=torch.int32, device=keys.device)
+        return every.expand(num_tokens, -1).contiguous() if is_invariant else None
     chosen = torch.empty(num_tokens, index.top_k, dtype=torch.int32, device=keys.device)
-    run = max(1, MOST_SCORES // num_scores)
+    # Sorting takes several times the memory of the scores.
+    run = max(1, MOST_SCORES // (num_scores * (4 if is_invariant else 1)))
     for first in range(0, num_tokens, run):
         count = min(run, num_tokens - first)
         scores = torch.empty(count, num_scores, dtype=torch.float32, device=keys.device)
@@ -97,6 +106,9 @@ def choose_keys(
             BLOCK_H=max(16, triton.next_power_of_2(num_heads)),
             BLOCK_D=max(32 // keys.itemsize, 16, triton.next_power_of_2(size)), num_warps=4,
         )  # fmt: skip
-        best = scores.topk(index.top_k, dim=-1, sorted=False).indices
+        if is_invariant:
+            best = ordered_choice(scores, index.top_k)
+        else:
+            best = scores.topk(index.top_k, dim=-1, sorted=False).indices
         chosen[first : first + count].copy_(best)
     return chosen

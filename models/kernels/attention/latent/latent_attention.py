@@ -290,6 +290,7 @@ def latent_attention(
     sinks: torch.Tensor | None = None,
     *,
     is_prefill: bool = True,
+    is_invariant: bool = False,
 ) -> None:
     """Attends each query to its sequence's latent vectors up to its own, or to the chosen ones.
 
@@ -305,6 +306,8 @@ def latent_attention(
     chosen: [T, n] int32, positions of the tokens that each query attends to; None: all.
     sinks: [H], scores that join each head's softmax without a key; or None.
     is_prefill: whether a query of several tokens may be a prompt chunk.
+    is_invariant: with chosen tokens, one program attends to all of a query's, in their order, with
+        as many heads whatever the step: the bits of a row depend on its sequence alone.
 
     Raises:
         ValueError: there are more than MOST_TOKENS, or a cache entry is not a multiple of 16 bytes;
@@ -314,7 +317,7 @@ def latent_attention(
     num_tokens, num_heads, size = q.shape
     latent = output.shape[-1]
     is_float = q.dtype.itemsize > 2
-    is_few = is_float or num_tokens < MANY_LATENT_TOKENS
+    is_few = is_float or is_invariant or num_tokens < MANY_LATENT_TOKENS
     heads = 16
     if not is_few:
         most = _most_heads(triton.next_power_of_2(latent), size - latent, q.itemsize, q.device)
@@ -322,7 +325,9 @@ def latent_attention(
     dealt = 0
     if num_heads % heads == 0 and chosen is None:
         dealt = _num_dealt(metadata, is_prefill=is_prefill)
-    splits = 1 if dealt > 0 else _num_splits(metadata, num_tokens, is_prefill=is_prefill)
+    splits = 1
+    if dealt == 0 and not is_invariant:
+        splits = _num_splits(metadata, num_tokens, is_prefill=is_prefill)
     workspace = metadata.workspace
     # Kernels are built for alignments. Unlike other metadata this is aligned in steps of any size.
     stand_in = metadata.query_start_loc

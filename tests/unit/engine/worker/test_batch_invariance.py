@@ -21,6 +21,10 @@ FEW = ("5 requests", "chunks of 17", "prefix hits", "level 3", "FULL on level 3"
 FAMILIES = (
     *("deepseek_v2_groups", "deepseek_v3", "gemma2", "glm4_moe", "gpt_oss", "granite", "llama4"),
     *("mimo_v2", "minimax_m3", "mixtral", "olmo2", "phi3", "qwen3_moe"),
+    *(
+        pytest.param(name, marks=pytest.mark.families)
+        for name in ("deepseek_v32", "glm_moe_dsa_shared", "minimax_m3_odd")
+    ),
 )
 
 

@@ -1,12 +1,12 @@
-"""Attention to chosen blocks in batch-invariant mode: its kernels in Triton's interpreter."""
+"""Attention to what an index chooses in batch-invariant mode, in Triton's interpreter."""
 
 import pytest
 import torch
 
-from models.operands.block_index import ordered_choice
+from models.operands.ordered_choice import ordered_choice
 from tests.support.programs import run_interpreted
 
-PROGRAM = """
+BLOCKS = """
 from dataclasses import replace
 
 import torch
@@ -40,9 +40,37 @@ for case in cases:
 """
 
 
+TOKENS = """
+import torch
+torch.set_num_threads(1)
+from models.batch_invariance import use_batch_invariance
+from models.ops.attention import latent_attention as operator
+from tests.support.interpreter_rounding import round_exactly
+from tests.support.latent_case import make_latent_case
+from tests.support.tolerances import assert_rows_close
+
+round_exactly()
+operator.has_kernels = lambda device: True
+SIZES = {"num_heads": 5, "latent_dim": 48, "rope_dim": 8, "has_transform": False}
+for options in (
+    {"dtype": torch.float32, "has_sinks": True}, {"dtype": torch.float16},
+    {"dtype": torch.float32, "has_fp8_cache": True},
+):
+    case = make_latent_case([1, 7, 20, 1], [5, 7, 90, 33], top_k=19, **SIZES, **options)
+    expected = case.run()
+    use_batch_invariance(is_on=True)
+    whole = case.run()
+    assert_rows_close(whole, expected)
+    for token in range(0, len(whole), 3):
+        assert torch.equal(case.alone(token).run()[0], whole[token]), token
+    use_batch_invariance(is_on=False)
+"""
+
+
 @pytest.mark.families
-def test_a_token_has_the_bits_that_it_has_alone():
-    run_interpreted(PROGRAM)
+@pytest.mark.parametrize("program", [BLOCKS, TOKENS], ids=["blocks", "tokens"])
+def test_a_token_has_the_bits_that_it_has_alone(program):
+    run_interpreted(program)
 
 
 def test_of_equal_scores_the_first_are_chosen_and_numbers_rise():
