@@ -1,11 +1,11 @@
 """Tokenize, Detokenize and ListModels."""
 
 import grpc
-import psutil
 import pytest
 
 from protos.frontend.v1 import frontend_pb2 as pb
 from tests.support.byte_tokenizer import reference_tokenizer
+from tests.support.child_processes import children_that_run
 from tests.support.fake_engine import FakeEngine
 from tests.support.frontend_stack import frontend_stack
 
@@ -86,10 +86,4 @@ async def test_engines_that_come_at_the_same_time_share_one_template():
         FakeEngine(engine_id="b") as second,
         frontend_stack(first, second, forks_helpers=False),
     ):
-        workers = [
-            child
-            for child in psutil.Process().children()
-            if "services.frontend.text.template_worker"
-            in (child.as_dict(["cmdline"])["cmdline"] or ())
-        ]
-        assert len(workers) == 1
+        assert len(children_that_run("services.frontend.text.template_worker")) == 1

@@ -18,6 +18,7 @@ from services.processes.errors import (
     HelperUnavailableError,
 )
 from services.processes.helper_pool import HelperPool
+from tests.support.child_processes import children_that_run
 from tests.support.waiting import until
 
 HELPER = "tests.support.odd_helper"
@@ -42,11 +43,7 @@ async def ask(
 
 
 def children() -> list[int]:
-    return [
-        child.pid
-        for child in psutil.Process().children()
-        if HELPER in (child.as_dict(["cmdline"])["cmdline"] or ())
-    ]
+    return [child.pid for child in children_that_run(HELPER)]
 
 
 async def test_questions_are_answered_each_with_its_own_answer():

@@ -16,6 +16,7 @@ from services.frontend.images.files.header import read_header
 from services.frontend.images.limits import ImageLimits
 from services.frontend.images.processor import ImageProcessor
 from services.frontend.images.reader import ImageReader
+from tests.support.child_processes import children_that_run
 from tests.support.hostile_images import disarmed_files, refused_files
 from tests.support.image_files import encoded, ihdr, picture, png
 from tests.support.image_settings import settings_text
@@ -42,9 +43,7 @@ async def reading(**options):
 
 
 def helpers() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    name = "services.frontend.images.worker"
-    return [child for child in children if name in child.cmdline()]
+    return children_that_run("services.frontend.images.worker")
 
 
 async def test_an_image_is_processed_as_in_this_process():

@@ -16,6 +16,7 @@ from services.frontend.errors import (
 from services.frontend.text.template_process import TemplateProcess
 from services.frontend.text.template_source import TemplateSource
 from services.frontend.text.tokenizer import TokenizerFilesError
+from tests.support.child_processes import children_that_run
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until
 
@@ -37,13 +38,8 @@ async def running(source: str, *, timeout_s: float = 60):
 
 
 def children() -> set[int]:
-    """The processes of templates; other tests may have left services running."""
-    return {
-        child.pid
-        for child in psutil.Process().children()
-        # None where it has just ended and its status was not asked for yet.
-        if WORKER in (child.as_dict(["cmdline"])["cmdline"] or ())
-    }
+    """The processes of templates."""
+    return {child.pid for child in children_that_run(WORKER)}
 
 
 async def test_conversations_are_rendered_one_after_the_other():
