@@ -112,11 +112,13 @@ async def test_kept_requests_are_computed_again_after_waking():
 
 async def test_deadlines_and_aborts_end_kept_requests_while_the_engine_sleeps():
     async with engine_that_sleeps() as engine:
-        _, late = await start(engine, request_id="late", max_tokens=200, timeout_s=0.2)
+        time = LoopTime()
+        _, late = await start(engine, request_id="late", max_tokens=200, timeout_s=600)
         aborted, sink = await start(engine, request_id="aborted", max_tokens=200)
         await engine.core.sleep.fall_asleep(1, RECOMPUTE, LONG_S)
         engine.core.abort(aborted)
         assert sink.outputs[-1].finish_reason is FinishReason.ABORTED
+        time.wind(600)
         assert isinstance((await late.wait_for_end()).error, DeadlineExpiredError)
         await engine.core.sleep.wake()
         await check_serves(engine)

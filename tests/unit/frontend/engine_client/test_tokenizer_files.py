@@ -27,7 +27,7 @@ class Engine:
 
 
 async def fetch(engine):
-    return await fetch_tokenizer_files(engine, timeout_s=1.0)
+    return await fetch_tokenizer_files(engine, timeout_s=60)
 
 
 async def test_files_come_in_parts():
