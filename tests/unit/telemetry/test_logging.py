@@ -166,6 +166,7 @@ def test_a_service_that_holds_prompts_shows_no_message_of_an_error(capsys, log_f
 
 
 async def test_an_error_that_was_not_awaited_is_logged_without_its_message(capsys):
+    gc.collect()  # the tasks of earlier tests
     configure_logging(service="frontend", log_format="json", error_messages=False)
     loop = asyncio.get_running_loop()
     log_loop_errors()
