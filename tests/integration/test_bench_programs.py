@@ -204,7 +204,7 @@ def test_returns_from_lower_tiers_are_measured(tmp_path):
     out = tmp_path / "tiers.json"
     short = ("--length", "400", "--host-gb", "0.03", "--disk-gb", "0.03", "--decodes", "1")
     small = ("--shape", "tiny", "--device", "cpu", "--enforce-eager", "--max-model-len", "1100")
-    run("tests.bench.tier_returns", *short, *small, "--out", out)
+    run("tests.support.tier_returns", *short, *small, "--out", out)
     content = json.loads(out.read_text())
     assert content["problems"] == []
     assert content["facts"]["share of tokens from host"] > 0.5

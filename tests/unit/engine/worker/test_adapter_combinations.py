@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from services.engine.core.sleep import SleepMode
 from services.engine.core.weights import Running, Update
 from services.engine.errors import InvalidRequestError
+from services.engine.kv_cache.recompute_rule import RecomputeRule
 from tests.support.adapter_engine import GRAPHS, NUM_TOKENS, PROMPTS, SCARCE, AdapterCase
 from tests.support.adapters import (
     linear_modules,
@@ -217,7 +218,9 @@ async def test_snapshots_of_states_belong_to_an_adapter(tmp_path, family):
 
 
 @pytest.mark.parametrize("has_disk", [False, True])
-async def test_tiers_keep_blocks_by_adapter(tmp_path, has_disk):
+async def test_tiers_keep_blocks_by_adapter(tmp_path, monkeypatch, has_disk):
+    # No time of computing is known, so everything is loaded, however slow the machine.
+    monkeypatch.setattr(RecomputeRule, "observe_prompts", lambda *_: None)
     case = AdapterCase(tmp_path, "qwen3")
     prompts = [LONG[start : start + 40] for start in range(0, 100, 20)]
     expected = {

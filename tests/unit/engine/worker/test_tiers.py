@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 
+from services.engine.kv_cache.recompute_rule import RecomputeRule
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core, start_error
 from tests.support.step_driver import sampling as greedy_with
@@ -27,6 +28,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def loads_always(monkeypatch):
+    """No time of computing is known, so everything is loaded, however slow the machine."""
+    monkeypatch.setattr(RecomputeRule, "observe_prompts", lambda *_: None)
+
+
 async def outputs(config) -> tuple[list[list[int]], int]:
     """Each document's continuation, twice, and the tokens that came back."""
     async with ranks_core(config) as ranks:
@@ -37,6 +44,7 @@ async def outputs(config) -> tuple[list[list[int]], int]:
         return tokens, stats.counters.scheduler.tiers.hit_tokens
 
 
+@pytest.mark.usefixtures("loads_always")
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_ranks_bring_back_what_each_of_them_kept(tmp_path, layout):
     write_checkpoint(tmp_path, "qwen3_moe")
