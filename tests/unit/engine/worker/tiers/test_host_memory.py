@@ -1,6 +1,7 @@
 """Whole blocks of every kind of cache go to slots and come back, byte for byte."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from services.engine.kv_cache.cache_groups import group_layers
 from services.engine.kv_cache.host_tier import TierCopies
 from services.engine.scheduler.tier_orders import pack_block_copies
 from services.engine.worker.start.kv_memory import allocate_kv_cache, block_bytes
+from services.engine.worker.tiers import host_memory
 from services.engine.worker.tiers.block_memory import BlockMemory
 from services.engine.worker.tiers.copy_orders import CopyOrders
 from services.engine.worker.tiers.host_memory import PlainHostMemory, measure_load_s
@@ -110,6 +112,12 @@ def test_the_measurement_leaves_blocks_as_they_are(caches):
     assert measure_load_s(host, NUM_BLOCKS) > 0
     for block, parts in enumerate(before):
         assert all(map(torch.equal, content(caches, block), parts))
+
+
+def test_a_load_that_waited_for_the_processor_is_not_measured(monkeypatch):
+    clock = Mock(perf_counter=Mock(side_effect=[0.0, 3.0, 4.0, 4.8, 6.0, 10.0]))
+    monkeypatch.setattr(host_memory, "time", clock)
+    assert measure_load_s(Mock(num_slots=6, max_step_loads=4), NUM_BLOCKS) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
