@@ -36,7 +36,6 @@ from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.bench.machine import commit, gpus_used_mib, machine, versions
 from tests.bench.model_folder import make_model_folder, shape_names
-from tests.bench.rounds import rounds
 from tests.bench.workload import fixed_jobs
 from tests.support.engine_client import engine_stub, get_stats
 from tests.support.held import processes_of
@@ -120,8 +119,11 @@ async def generate(
 
 
 async def client(stub: FrontendServiceStub, jobs: list[Job], end_s: float, tally: Tally) -> None:
-    """Sends one request after the other, of random prompts and lengths."""
-    for _ in rounds(end_s):
+    """Sends one request after the other, of random prompts and lengths.
+
+    Ends at a time, once any client has had an output.
+    """
+    while time.monotonic() < end_s or not tally.num_tokens:
         job = random.choice(jobs)
         num_tokens = random.randint(1, len(job.expected))
         tokens: list[int] = []

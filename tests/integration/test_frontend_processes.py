@@ -17,6 +17,8 @@ from tests.support.waiting import until
 
 KEY = "a-long-enough-secret"
 MAX_LIVE = 4
+NUM_LOOKS = 3000
+"""Looks of 0.05 s for what must come: minutes, for a machine that does much else."""
 # The process that forks the others must not have imported gRPC.
 pytestmark = pytest.mark.usefixtures("services_are_started")
 ASK = {
@@ -41,7 +43,7 @@ async def serving(frontend, url, num_processes):
             and cpu > 0
         )
 
-    for _ in range(600):
+    for _ in range(NUM_LOOKS):
         try:
             if await are_ready():
                 return
@@ -59,7 +61,7 @@ async def figures_of(url):
 
 
 async def until_figure(url, name, value):
-    for _ in range(600):
+    for _ in range(NUM_LOOKS):
         if (await figures_of(url)).get(name) == value:
             return
         await asyncio.sleep(0.05)

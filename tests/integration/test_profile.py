@@ -97,7 +97,7 @@ async def test_a_limit_ends_a_profile_and_the_next_can_start(tmp_path, flags, ca
                         await generate(stub, PROMPT, max_tokens=100, ignore_eos=True)
                 ended = await stub.StopProfile(StopProfileRequest())
                 assert ended.end == end
-                assert (ended.num_steps == 3) == (end == ProfileEnd.PROFILE_END_STEPS)
+                assert ended.num_steps == 3 or end != ProfileEnd.PROFILE_END_STEPS
                 for path in tmp_path.iterdir():
                     events(path)
                     path.unlink()

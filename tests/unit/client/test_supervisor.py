@@ -17,6 +17,9 @@ from services.client.supervisor import (
 )
 from tests.support.processes import free_port
 
+LONG_TIMEOUT_S = 240
+"""Several processes start in this time, one after the other, on a machine that does much else."""
+
 
 class Reports:
     """Remembers progress lines and lets a test wait for one."""
@@ -30,7 +33,7 @@ class Reports:
         self._notifier = asyncio.ensure_future(self._notify())
 
     async def wait_for(self, text: str, count: int = 1) -> None:
-        async with asyncio.timeout(30), self._changed:
+        async with asyncio.timeout(LONG_TIMEOUT_S), self._changed:
             await self._changed.wait_for(lambda: sum(text in line for line in self.lines) >= count)
 
     async def _notify(self) -> None:
@@ -112,7 +115,7 @@ async def test_a_service_that_dies_too_often_is_given_up(supervisor, reports, tm
     await supervisor.start(service(tmp_path / "ran_once"))
     os.kill(supervisor.pids[0], signal.SIGKILL)
     with pytest.raises(ServiceFailedError, match=f"{MAX_RESTARTS} restarts failed"):
-        await asyncio.wait_for(supervisor.watch(), 60)
+        await asyncio.wait_for(supervisor.watch(), LONG_TIMEOUT_S)
     assert sum("starting it again" in line for line in reports.lines) == MAX_RESTARTS
 
 
