@@ -7,16 +7,21 @@ there are fewer.
 import gc
 import os
 import signal
+import sys
+import zlib
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests.support.changed_sources import ChangedSources
 from tests.support.matrices import ROOT, mark_more_cases, unconcerned
 
-# A run that fails must fail again: examples depend on the test alone, not on chance or the clock.
+# A run that fails must fail again: examples depend on the test alone, not on chance or the clock,
+# and not on the constants in modules that other tests have imported.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+providers._get_local_constants = lambda: providers._local_constants
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,6 +87,13 @@ def pytest_collection_modifyitems(config, items):
         needed = _num_needed(item)
         if needed > num_gpus:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU" + "s" * (needed > 1)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    # Tensors that a test draws are its own, whatever ran before it.
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(zlib.crc32(item.nodeid.encode()))
 
 
 @pytest.hookimpl(wrapper=True)
