@@ -68,7 +68,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         """Returns the spans of a trace, or all spans, once `num_spans` have come."""
         with self._arrived:
             assert self._arrived.wait_for(
-                lambda: len(self._of(trace_id)) >= num_spans, timeout=30
+                lambda: len(self._of(trace_id)) >= num_spans, timeout=120
             ), f"only these came: {[(s.service, s.name) for s in self._spans]}"
             return self._of(trace_id)
 
