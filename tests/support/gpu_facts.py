@@ -51,11 +51,29 @@ def properties_of(card: str) -> SimpleNamespace:
     )
 
 
+class _ChosenFor:
+    """The GPU that tiles and kernels are chosen for; another one has them chosen again."""
+
+    capability: tuple[int, int] | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        forget_choices()
+
+
+_CHOSEN_FOR = _ChosenFor()
+
+
 def use_gpu(monkeypatch, capability: tuple[int, int] = HOPPER, *, anywhere: bool = False) -> None:
     """Makes torch describe GPUs as `properties` does.
 
+    Nothing is left of what was chosen before, for other GPUs or for none, nor later of what is
+    chosen now.
+
     anywhere: every device counts as a GPU, such as that of a CPU's tensors.
     """
+    # It is put back last.
+    monkeypatch.setattr(_CHOSEN_FOR, "capability", capability)
     if anywhere:
         monkeypatch.setattr(gpu, "has_kernels", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties(capability))
