@@ -31,7 +31,9 @@ formats = {
     "mxfp4-squared": make_quantized_experts("mxfp4", is_squared=True),
 }
 for number, (name, experts) in enumerate(formats.items()):
-    for num_tokens in (1 if number % 2 else 9, 60):
+    # Activations differ in nothing that depends on the tokens.
+    few = () if name in ("clamped", "squared", "gelu") else (1 if number % 2 else 9,)
+    for num_tokens in (*few, 60):
         adapters = make_expert_adapters(experts, num_tokens, seed=num_tokens)
         experts = replace(experts, adapters=adapters)
         hidden = torch.randn(num_tokens, experts.down.shape[1])
