@@ -1,6 +1,8 @@
 """Assistants of Gemma 4 guess what transformers' do, and cost no token."""
 
 import json
+import shutil
+from functools import cache
 
 import pytest
 import torch
@@ -38,12 +40,13 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
 def pair(request, tmp_path_factory):
-    """Returns the two folders and transformers' two models."""
+    """Returns the two folders, transformers' two models, and what the first one says."""
     torch.set_num_threads(1)
     variant, fields = request.param
     folder, own = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("assistant")
     target = write_checkpoint(folder, variant, vocab_size=96, global_head_dim=16)
-    return folder, own, target, write_assistant(own, target, **fields)
+    said = cache(lambda *prompt: greedy_continuation(target, prompt, NUM_OUTPUT))
+    return folder, own, target, write_assistant(own, target, **fields), said
 
 
 def engine(pair, config=None, **options):
@@ -62,10 +65,10 @@ def drafts(engine):
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_drafts_are_those_of_transformers(pair, prompt):
-    _, _, target, assistant = pair
+    _, _, target, assistant, said = pair
     running = engine(pair)
     [output] = running.run([prompt], NUM_OUTPUT)
-    assert output == greedy_continuation(target, prompt, NUM_OUTPUT)
+    assert output == said(*prompt)
     known, compared = list(prompt), 0
     for _, result in running.steps:
         known += read_int32(result.token_ids).tolist()
@@ -80,7 +83,7 @@ def test_drafts_are_those_of_transformers(pair, prompt):
     "options", [{}, {"max_num_batched_tokens": 7}, {"num_blocks": 40}], ids=str
 )
 def test_output_is_that_of_a_run_without(pair, options):
-    expected = [greedy_continuation(pair[2], prompt, NUM_OUTPUT) for prompt in PROMPTS]
+    expected = [pair[-1](*prompt) for prompt in PROMPTS]
     assert engine(pair, **options).run(PROMPTS, NUM_OUTPUT) == expected
 
 
@@ -135,8 +138,8 @@ def test_a_recording_is_replayed(pair, against, tmp_path):
 
 @pytest.mark.parametrize("pair", [CASES["groups"]], indirect=True, ids=["groups"])
 async def test_ranks_share_an_assistants_heads(pair):
-    folder, own, target, _ = pair
-    expected = [greedy_continuation(target, prompt, NUM_OUTPUT) for prompt in PROMPTS]
+    folder, own, *_, said = pair
+    expected = [said(*prompt) for prompt in PROMPTS]
     counts = []
     for size in (1, 2):
         config = ranks_config(
@@ -154,11 +157,17 @@ async def test_ranks_share_an_assistants_heads(pair):
     assert counts[0][0]
 
 
-@pytest.fixture
-def folders(tmp_path):
-    target, own = tmp_path / "target", tmp_path / "assistant"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    target, own = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("whole_assistant")
     write_assistant(own, write_checkpoint(target, "gemma4", vocab_size=96), **GROUPS)
     return target, own
+
+
+@pytest.fixture
+def folders(whole, tmp_path):
+    target, own = whole
+    return target, shutil.copytree(own, tmp_path / "assistant")
 
 
 @pytest.mark.parametrize(
