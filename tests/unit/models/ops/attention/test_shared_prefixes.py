@@ -66,7 +66,7 @@ def without_plan(case):
     return replace(case, metadata=replace(case.metadata, prefix_plan=None))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(shared_cases())
 def test_a_plan_changes_no_output(case):
     live = (case.metadata.seq_lens > 0).repeat_interleave(case.metadata.query_start_loc.diff())
