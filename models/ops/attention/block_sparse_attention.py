@@ -100,7 +100,8 @@ def _chosen(index: BlockIndex, cache: KVCacheData, group: AttentionGroup) -> tor
     numbers = torch.arange(num_blocks, device=scores.device)
     is_local = (numbers <= own) & (numbers > own - index.local_blocks)
     by_block = by_block.masked_fill(is_local, torch.inf)
-    best = ordered_choice(by_block, min(index.top_blocks, num_blocks))
+    count = min(index.top_blocks, num_blocks)
+    best = ordered_choice(by_block, count) if is_batch_invariant() else by_block.topk(count).indices
     chosen = torch.zeros(by_block.shape, dtype=torch.bool, device=scores.device)
     chosen = chosen.scatter(-1, best, value=True)
     return chosen.repeat_interleave(index.block_size, -1)[..., :num_keys] & group.mask

@@ -215,6 +215,7 @@ def _chosen(index: IndexQueries, cache: LatentCacheData, group: AttentionGroup) 
     if cache.index_scale is not None:
         scores = scores * cache.index_scale[group.block_ids].view(group.num_requests, 1, 1, -1)
     scores = scores.masked_fill(~group.mask, -torch.inf)
-    best = ordered_choice(scores, min(index.top_k, scores.shape[-1]))
+    count = min(index.top_k, scores.shape[-1])
+    best = ordered_choice(scores, count) if is_batch_invariant() else scores.topk(count).indices
     chosen = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
     return chosen.scatter(-1, best, value=True) & group.mask
