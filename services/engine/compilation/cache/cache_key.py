@@ -11,6 +11,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def trace_factors(
     facts: dict[str, Any] = {"rank": rank, "aux_layers": _aux_layers(config, model)}
     facts |= _prefixed("engine", _flag_facts(config, device))
     facts |= _prefixed("model", _model_facts(model))
-    facts |= _prefixed("source", source_digests(_sources()))
+    facts |= _prefixed("source", _own_digests())
     facts |= _prefixed("device", _device_facts(device))
     facts |= _prefixed("torch", _torch_facts())
     facts |= _prefixed("environment", {name: os.environ.get(name) for name in CODE_VARIABLES})
@@ -103,6 +104,12 @@ def source_digests(paths: Iterable[Path]) -> dict[str, str]:
         path.relative_to(REPOSITORY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(paths)
     }
+
+
+@cache
+def _own_digests() -> dict[str, str]:
+    """Returns the digests of this process's sources, which it has loaded."""
+    return source_digests(_sources())
 
 
 def _sources() -> list[Path]:
