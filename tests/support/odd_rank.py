@@ -1,7 +1,8 @@
 """A worker that misbehaves if it is the rank that a test has chosen.
 
 The environment says how, as `ODD_RANKS` (numbers, with commas) and `ODD_WAY`, a function's name
-here. A test puts this module in place of the worker's by `use_odd_ranks`.
+here. With `ODD_MEETING_LIMIT_S` all ranks wait that long for each other. A test puts this module in
+place of the worker's by `use_odd_ranks`.
 """
 
 import os
@@ -26,7 +27,7 @@ def never_starts():
 
 
 def starts_slowly():
-    time.sleep(2)
+    time.sleep(0.5)
 
 
 def has_another_checkpoint():
@@ -97,6 +98,10 @@ def runs_out_of_memory():
 def main() -> int:
     """Runs the worker."""
     rank = sys.argv[sys.argv.index("--rank") + 1]
+    if limit_s := os.environ.get("ODD_MEETING_LIMIT_S"):
+        from services.engine.worker.start import ranks
+
+        ranks.MEETING_LIMIT_S = float(limit_s)
     if rank in os.environ["ODD_RANKS"].split(","):
         globals()[os.environ["ODD_WAY"]]()
     from services.engine.worker import __main__ as worker

@@ -36,6 +36,29 @@ def greedy_continuation(model, prompt: Sequence[int], num_tokens: int) -> list[i
     return tokens[len(prompt) :]
 
 
+def greedy_continuations(
+    model, prompts: Sequence[Sequence[int]], num_tokens: int
+) -> list[list[int]]:
+    """Returns what `greedy_continuation` does for each prompt, for the price of the longest.
+
+    Nothing that a causal model computes depends on the padding after a prompt.
+    """
+    ends = torch.tensor([len(prompt) for prompt in prompts])
+    tokens = torch.zeros(len(prompts), int(ends.max()) + num_tokens, dtype=torch.int64)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+    rows = torch.arange(len(prompts))
+    for _ in range(num_tokens):
+        with torch.inference_mode():
+            logits = model(tokens[:, : int(ends.max())]).logits
+        tokens[rows, ends] = logits[rows, ends - 1].float().argmax(dim=1)
+        ends += 1
+    return [
+        row[len(prompt) : len(prompt) + num_tokens].tolist()
+        for row, prompt in zip(tokens, prompts, strict=True)
+    ]
+
+
 @dataclass
 class DrivenSequence:
     """One request as the driver sees it; `num_tokens` counts sampled tokens not yet known too."""

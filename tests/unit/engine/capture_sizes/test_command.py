@@ -1,11 +1,14 @@
 """`graphs plan`: from an engine's statistics, or a file of its steps, to sizes and flags."""
 
+import contextlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -16,6 +19,7 @@ from services.engine.batch import GraphKind
 from services.engine.capture_sizes.command import make_plans
 from services.engine.capture_sizes.history import StepHistory
 from services.engine.capture_sizes.planner import plan_sizes
+from services.engine.command import run
 from services.engine.compilation.graphs.capture_plan import graph_support, supported_mode
 from services.engine.config.compilation_level import CompilationLevel
 
@@ -38,6 +42,20 @@ def plan(*arguments, stats=b""):
         capture_output=True,
         timeout=120,
         check=False,
+    )
+
+
+def plan_here(*arguments, stats=b""):
+    """Does what `plan` does without a process: Python takes half a second to start one."""
+    streams = io.StringIO(), io.StringIO()
+    with (
+        mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stats))),
+        contextlib.redirect_stdout(streams[0]),
+        contextlib.redirect_stderr(streams[1]),
+    ):
+        status = run(["graphs", "plan", *arguments])
+    return subprocess.CompletedProcess(
+        arguments, status, *(each.getvalue().encode() for each in streams)
     )
 
 
@@ -132,7 +150,7 @@ def test_the_advice_is_what_an_engine_in_that_mode_lacks(tmp_path, mode, advice)
     path = tmp_path / "steps.json"
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "cudagraph_mode": mode}
     path.write_text(json.dumps({**limits, "decodes": DECODES, "others": OTHERS}))
-    answer = plan("--histogram", str(path), "--num-graphs", "6")
+    answer = plan_here("--histogram", str(path), "--num-graphs", "6")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.decode().splitlines()[-1] == advice
     assert "compilation-level 3" not in answer.stdout.decode()
@@ -163,7 +181,7 @@ def test_the_command_reads_a_file_and_prints_json(tmp_path):
             }
         )
     )
-    answer = plan("--histogram", str(path), "--num-graphs", "2", "--json")
+    answer = plan_here("--histogram", str(path), "--num-graphs", "2", "--json")
     assert answer.returncode == 0, answer.stderr
     figures = json.loads(answer.stdout)["decodes"]
     assert figures["num_steps"] == 1200
@@ -180,7 +198,7 @@ def test_the_command_reads_a_file_and_prints_json(tmp_path):
     ],
 )
 def test_the_command_says_what_is_missing(arguments, message):
-    answer = plan(*arguments, stats=engine_stats())
+    answer = plan_here(*arguments, stats=engine_stats())
     assert answer.returncode == 1
     assert answer.stderr.decode().startswith("octavo: ")
     assert message in answer.stderr.decode()

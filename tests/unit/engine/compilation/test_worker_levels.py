@@ -28,7 +28,7 @@ def forked() -> Iterator[None]:
 def checkpoint(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("checkpoint")
-    return folder, write_checkpoint(folder, "qwen3")
+    return folder, write_checkpoint(folder, "qwen3", num_hidden_layers=1)
 
 
 def config_of(folder, **flags):
@@ -65,7 +65,7 @@ async def test_a_worker_compiles_as_configured_and_gives_the_same_tokens(
         ready = await executor.start(stages.append)
         assert ("compiling the model" in stages) == compiles
         has_passes = compiles and flags["compilation_level"] > 1
-        assert ready.compiled.pass_matches.get("linear_gate", 0) == (2 if has_passes else 0)
+        assert ready.compiled.pass_matches.get("linear_gate", 0) == (1 if has_passes else 0)
         sequence = driver.add(PROMPT)
         for num_tokens in (3, 1, 1):
             executor.send(driver.descriptor([(sequence, num_tokens)]))
@@ -117,7 +117,7 @@ async def test_a_worker_serves_while_it_compiles_and_captures(checkpoint, tmp_pa
         await executor.stop()
     assert {report.fault for report in reports} == {""}
     assert not ready.compiled.pass_matches
-    assert compiled.pass_matches["linear_gate"] == 2
+    assert compiled.pass_matches["linear_gate"] == 1
     assert tokens == greedy_continuation(reference, PROMPT, len(tokens))
 
 

@@ -140,7 +140,7 @@ def replay(snapshot, steps, num_blocks, windows, num_speculative_tokens):
     num_blocks=st.integers(8, 14),
     kind=st.sampled_from([((None,), 0), ((None,), 2), ((5,), 0), ((None, 7), 0)]),
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_replay_from_a_snapshot_gives_the_results_of_the_worker(before, after, num_blocks, kind):
     windows, num_speculative_tokens = kind
     num_blocks *= len(windows)

@@ -439,4 +439,4 @@ def short_intervals(monkeypatch):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=60)
+TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=60)

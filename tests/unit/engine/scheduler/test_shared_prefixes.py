@@ -60,7 +60,7 @@ def check(found):
     assert all(len(ends) - 1 <= MOST_NESTED for ends in before.values())
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(prefix_trees())
 def test_the_prefixes_are_shared_and_no_choice_saves_more(tables):
     requests = [SimpleNamespace(block_ids=table) for table in tables]

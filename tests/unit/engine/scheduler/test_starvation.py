@@ -43,7 +43,7 @@ def is_over(request: Request) -> bool:
     flood=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=7),
     depth=st.integers(1, 2),
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_all_requests_end_in_a_bounded_number_of_steps_under_an_endless_flood(
     num_blocks, max_num_seqs, budget, ordinary, flood, depth
 ):

@@ -158,7 +158,7 @@ async def test_ranks_with_whole_experts_apply_the_adapters_of_all_ranks_tokens(
     [
         ("qwen3_moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True, **GRAPHS}),
         ("qwen3_moe", {"data_parallel_size": 2, "num_redundant_experts": 2, **GRAPHS}),
-        ("gpt_oss", {"tensor_parallel_size": 4, "enable_expert_parallel": True}),
+        ("gpt_oss", {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
         ("deepseek_v3", {"data_parallel_size": 2, "tensor_parallel_size": 2}),
     ],
 )
@@ -169,7 +169,7 @@ async def test_adapters_of_experts_follow_them_to_other_ranks(tmp_path, family, 
     flags = {**case.flags(), "max_loras": 2, "eplb_interval": 3, **options}
     async with ranks_core(ranks_config(case.base, **flags)) as ranks:
         before = await ranks.core.expert_figures()
-        for _ in range(4):
+        for _ in range(2):
             assert await ranks.generate(PROMPTS, GREEDY, adapters=names) == expected
         after = await ranks.core.expert_figures()
         assert ranks.core.counters.num_expert_moves > 0
@@ -179,7 +179,7 @@ async def test_adapters_of_experts_follow_them_to_other_ranks(tmp_path, family, 
 
 async def test_adapters_come_and_go_while_experts_move(tmp_path):
     case = AdapterCase(tmp_path, "qwen3_moe", num_adapters=3, with_experts=True)
-    num_tokens = 24
+    num_tokens = 8
     expected = {name: case.expected(PROMPTS[0], name, num_tokens) for name in case.merged}
     sampling = greedy_with(max_tokens=num_tokens)
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "eplb_interval": 1}
@@ -242,7 +242,7 @@ async def test_tiers_keep_blocks_by_adapter(tmp_path, monkeypatch, has_disk):
 @pytest.mark.parametrize("level", [1, 2])
 async def test_running_requests_keep_their_adapters_through_sleep(tmp_path, level):
     case = AdapterCase(tmp_path, "qwen3_moe", with_experts=True)
-    num_tokens = 30
+    num_tokens = 16
     expected = expected_of(case, num_tokens)
     options = {"enable_sleep": True, "tensor_parallel_size": 2, "max_loras": 1}
     async with ranks_core(ranks_config(case.base, **case.flags(), **options)) as ranks:
@@ -254,7 +254,7 @@ async def test_running_requests_keep_their_adapters_through_sleep(tmp_path, leve
         for sink in sinks:
             assert (await sink.wait_for_end()).error is None
         assert [sink.token_ids for sink in sinks] == expected
-        assert await ranks.generate(PROMPTS, sampling, adapters=NAMES) == expected
+        assert await ranks.generate(PROMPTS[:1], sampling, adapters=NAMES[:1]) == expected[:1]
     assert len(ranks.executors) == 1
 
 

@@ -69,15 +69,25 @@ def test_steps_without_adapters_have_the_bits_of_those_with_some(adapters):
     assert_same_bits(without, outcome)
 
 
+FAMILIES = {
+    "qwen3_moe": ("qwen3_moe", {}),
+    "bfloat16": ("qwen3_moe", {"dtype": torch.bfloat16}),
+    "gemma3": ("gemma3", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "qwen3_5": ("qwen3_5", {"num_states": 24}),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def of_family(request, tmp_path_factory):
+    family, options = FAMILIES[request.param]
+    with batch_invariance():
+        return Adapters(tmp_path_factory.mktemp("family"), family, **options)
+
+
 @pytest.mark.parametrize("way", FEW)
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [("qwen3_moe", {}), ("qwen3_moe", {"dtype": torch.bfloat16}), ("gemma3", {}),
-     ("deepseek_v3", {}), ("qwen3_5", {"num_states": 24})],
-)  # fmt: skip
-def test_families_have_the_same_bits(tmp_path, family, options, way):
-    adapters = Adapters(tmp_path, family, **options)
-    assert_same_bits(adapters.alone, adapters.run(ways()[way]))
+def test_families_have_the_same_bits(of_family, way):
+    assert_same_bits(of_family.alone, of_family.run(ways()[way]))
 
 
 def test_without_the_mode_bits_depend_on_the_others(adapters):

@@ -12,10 +12,10 @@ from tests.support.compilation import compilation_config
 from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 
-NUM_TOKENS = 40
+NUM_TOKENS = 16
 BLOCK_SIZE = 4
 draws = random.Random(7)
 SHARED = draws.choices(range(97), k=70)
@@ -49,7 +49,7 @@ def served(request, tmp_path_factory):
     """Returns the folder, and transformers' tokens."""
     folder = tmp_path_factory.mktemp("checkpoint")
     reference = write_checkpoint(folder, request.param)
-    return folder, [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    return folder, greedy_continuations(reference, PROMPTS, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("config", [EAGER, GRAPHS, PIECES], ids=["eager", "graphs", "pieces"])
@@ -98,7 +98,7 @@ def test_rejected_drafts_cost_no_token(served, level, tmp_path):
 )
 async def test_stages_give_the_tokens_of_transformers(tmp_path, variant, num_ranks):
     reference = write_checkpoint(tmp_path, variant)
-    expected = [greedy_continuation(reference, prompt, 12) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, 12)
     sizes = {"max_model_len": 128, "num_kv_blocks": 200, "max_num_batched_tokens": 16}
     sizes["tensor_parallel_size"] = num_ranks
     config = ranks_config(tmp_path, pipeline_parallel_size=2, **sizes)

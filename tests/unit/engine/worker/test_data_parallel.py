@@ -12,7 +12,7 @@ from tests.support import odd_rank
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core, start_error
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
 
@@ -59,7 +59,7 @@ def data_parallel(folder, size=2, **changes):
 )
 async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size, width, level):
     reference = write_checkpoint(tmp_path, family)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     config = data_parallel(
         tmp_path,
         size,
@@ -83,7 +83,7 @@ async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size, wid
 
 async def test_chunks_preemption_prefixes_and_graphs_together(tmp_path):
     reference = write_checkpoint(tmp_path, "deepseek_v3")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     # 9 blocks of 4 tokens are too few for the requests of a rank.
     scarce = {"num_kv_blocks": 10, "max_num_batched_tokens": 8}
     async with ranks_core(data_parallel(tmp_path, **scarce, **GRAPHS)) as ranks:
@@ -102,7 +102,7 @@ async def test_chunks_preemption_prefixes_and_graphs_together(tmp_path):
 
 async def test_compiled_ranks_capture_while_they_serve_and_experts_move(tmp_path):
     reference = write_checkpoint(tmp_path, "deepseek_v3")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     graphs = GRAPHS | {"capture_while_serving": True, "cudagraph_mode": "full"}
     config = data_parallel(
         tmp_path, compilation_level=3, eplb_interval=4, num_redundant_experts=2, **graphs
@@ -131,7 +131,7 @@ async def test_a_step_without_memory_costs_a_restart_only_where_ranks_differ(
     tmp_path, monkeypatch, width, ranks_out
 ):
     reference = write_checkpoint(tmp_path, "qwen3_moe")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     use_odd_ranks(monkeypatch, odd_rank.runs_out_of_memory, *ranks_out)
     # However slow the machine is, the requests wait for the next worker.
     config = data_parallel(tmp_path, tensor_parallel_size=width, worker_patience_s=600)

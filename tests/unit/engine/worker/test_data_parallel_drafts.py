@@ -11,7 +11,7 @@ from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.eagle3_checkpoints import write_eagle3_head
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
 
@@ -105,7 +105,7 @@ async def test_preemption_moving_experts_and_a_lost_rank(tmp_path, width, level)
 async def test_drafts_that_need_no_other_rank(tmp_path, source):
     small = tmp_path / "small"
     reference = write_checkpoint(tmp_path, "qwen3_moe")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     options = {"draft_model": small}
     if source == "ngram":
         options = {"speculative_method": "ngram"}

@@ -5,11 +5,11 @@ import torch
 
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8], [7] * 20]
-NUM_TOKENS = 8
+NUM_TOKENS = 5
 GRAPHS = {
     "cudagraph_mode": "full_and_piecewise",
     "cudagraph_capture_sizes": [2, 4],
@@ -46,7 +46,7 @@ async def outcomes(ranks, prompts):
 )
 async def test_requests_have_the_same_bits_alone_and_together(tmp_path, family, options):
     reference = write_checkpoint(tmp_path, family)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     flags = {"batch_invariant": True, "enable_prefix_caching": False, **options}
     async with ranks_core(ranks_config(tmp_path, **flags)) as ranks:
         alone = [(await outcomes(ranks, [prompt]))[0] for prompt in PROMPTS]

@@ -109,7 +109,8 @@ async def test_a_killed_worker_ends_a_pending_receive_and_can_be_started_again(e
     executor.send(driver.descriptor([(driver.add(PROMPT), 3)]))
     await executor.stop()
     assert not has_folder()
-    await executor.start()
+    with workers_forked():
+        await executor.start()
     assert executor.pid not in (None, first_pid)
 
 
@@ -149,12 +150,15 @@ def descriptors():
     return found
 
 
-async def test_stop_ends_the_process_leaves_no_descriptor_and_may_be_repeated(config):
+async def test_ctrl_c_is_ignored_and_stop_ends_the_process_and_leaves_no_descriptor(config, driver):
     before = descriptors()
     executor = WorkerExecutor(config)
     await executor.stop()
     await executor.start()
     worker = psutil.Process(executor.pid)
+    os.kill(executor.pid, signal.SIGINT)  # Ctrl-C belongs to the service
+    executor.send(driver.descriptor([(driver.add(PROMPT), 3)]))
+    assert (await executor.receive()).step_id == 1
     await executor.stop()
     await executor.stop()
     assert not worker.is_running()
@@ -162,13 +166,6 @@ async def test_stop_ends_the_process_leaves_no_descriptor_and_may_be_repeated(co
     assert descriptors() <= before
     with pytest.raises(WorkerDiedError, match="stopped"):
         await executor.receive()
-
-
-async def test_a_worker_ignores_ctrl_c_which_belongs_to_the_service(executor, driver):
-    await executor.start()
-    os.kill(executor.pid, signal.SIGINT)
-    executor.send(driver.descriptor([(driver.add(PROMPT), 3)]))
-    assert (await executor.receive()).step_id == 1
 
 
 async def test_a_worker_dies_with_its_service(config):

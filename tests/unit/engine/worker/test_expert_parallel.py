@@ -9,12 +9,12 @@ import torch
 from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core, start_error
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuation, greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 PRODUCT = bool(os.environ.get("OCTAVO_TEST_ALL_RANKS"))
 """Tries all families with all numbers of ranks on all levels."""
 CASES = {
@@ -52,7 +52,7 @@ def expert_parallel(folder, size, **changes):
 @pytest.mark.parametrize(("family", "size", "level"), sorted(ALL_CASES if PRODUCT else CASES))
 async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size, level):
     reference = write_checkpoint(tmp_path, family)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     config = expert_parallel(tmp_path, size, compilation_level=level, max_num_batched_tokens=8)
     async with ranks_core(config) as ranks:
         tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
@@ -61,7 +61,7 @@ async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size, lev
 
 async def test_graphs_and_copies_of_experts(tmp_path):
     reference = write_checkpoint(tmp_path, "qwen3_moe")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     config = expert_parallel(tmp_path, 2, num_redundant_experts=3, **GRAPHS)
     async with ranks_core(config) as ranks:
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
@@ -72,26 +72,11 @@ async def test_graphs_and_copies_of_experts(tmp_path):
 
 async def test_stages_report_the_experts_of_the_last(tmp_path):
     reference = write_checkpoint(tmp_path, "qwen3_moe")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     async with ranks_core(expert_parallel(tmp_path, 2, pipeline_parallel_size=2)) as ranks:
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected
         (layer,) = await ranks.core.expert_figures()
     assert sum(layer.expert_load) > 0
-
-
-async def test_speculation(tmp_path):
-    write_draft_checkpoint(tmp_path, agreement=0.7)
-    outputs = []
-    for size in (1, 2):
-        config = expert_parallel(
-            tmp_path, size, num_speculative_tokens=2, min_speculative_tokens=2, **GRAPHS
-        )
-        async with ranks_core(config) as ranks:
-            tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
-            drafts = ranks.core.stats().counters.drafts
-        outputs.append((tokens, drafts.num_verified, drafts.num_accepted))
-    assert outputs[0] == outputs[1]
-    assert 0 < drafts.num_accepted < drafts.num_verified
 
 
 @pytest.mark.parametrize(
@@ -104,7 +89,7 @@ async def test_speculation(tmp_path):
 )
 async def test_experts_move_between_steps(tmp_path, family, size, options):
     reference = write_checkpoint(tmp_path, family)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     config = expert_parallel(tmp_path, size, eplb_interval=4, **options)
     async with ranks_core(config) as ranks:
         before = await ranks.core.expert_figures()
@@ -140,18 +125,18 @@ async def test_a_rank_that_is_lost_between_moves_costs_no_token(tmp_path):
     assert all(layer.placement.num_ranks == 2 for layer in figures)
 
 
-async def test_layers_of_drafts_move_too(tmp_path):
+async def test_speculation_while_experts_move(tmp_path):
     write_draft_checkpoint(tmp_path, agreement=0.7)
     outputs = []
-    for interval in (0, 2):
-        config = expert_parallel(
-            tmp_path, 2, num_speculative_tokens=2, min_speculative_tokens=2, eplb_interval=interval
-        )
+    drafts = {"num_speculative_tokens": 2, "min_speculative_tokens": 2}
+    for size, interval in ((1, 0), (2, 2)):
+        config = expert_parallel(tmp_path, size, eplb_interval=interval, **drafts, **GRAPHS)
         async with ranks_core(config) as ranks:
             tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
             counters = ranks.core.stats().counters
         outputs.append((tokens, counters.drafts.num_verified, counters.drafts.num_accepted))
     assert outputs[0] == outputs[1]
+    assert 0 < counters.drafts.num_accepted < counters.drafts.num_verified
     assert counters.num_expert_moves > 0
 
 

@@ -9,11 +9,11 @@ from services.engine.worker.remote_ranks import JoinedNodes
 from tests.support.nodes import NodeProcess, head_server
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core, start_error
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 TENSOR = {"tensor_parallel_size": 4, "num_nodes": 2}
 GRAPHS = {
     "cudagraph_mode": "full_decode_only",
@@ -39,7 +39,7 @@ async def joined(config, **flags):
 
 async def test_one_layer_shared_by_two_hosts_gives_the_tokens_of_transformers(checkpoint):
     folder, reference = checkpoint
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     config = ranks_config(folder, max_num_batched_tokens=8, **TENSOR, **GRAPHS)
     async with joined(config) as nodes, ranks_core(config, nodes) as ranks:
         assert await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS)) == expected

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from services.engine.worker import executor as executor_module
 from services.engine.worker.executor import WorkerExecutor
 from tests.support import odd_rank
 from tests.support.forked_workers import workers_forked
@@ -30,9 +29,9 @@ def folder(tmp_path_factory):
 
 async def test_a_rank_that_never_starts_is_named(folder, monkeypatch):
     use_odd_ranks(monkeypatch, odd_rank.never_starts, 1)
-    monkeypatch.setattr(executor_module, "STACKS_GRACE_S", 0.0)
-    config = ranks_config(folder, tensor_parallel_size=2, worker_start_timeout_s=20.0)
-    assert "rank 1 did not begin within 10 s of rank 0" in await start_error(config)
+    monkeypatch.setenv("ODD_MEETING_LIMIT_S", "0.5")
+    config = ranks_config(folder, tensor_parallel_size=2)
+    assert "rank 1 did not begin within 0.5 s of rank 0" in await start_error(config)
 
 
 async def test_a_rank_that_never_starts_is_named_at_the_end_of_a_short_start(folder, monkeypatch):

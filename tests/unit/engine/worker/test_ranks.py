@@ -14,12 +14,12 @@ from tests.support.eagle3_checkpoints import write_eagle3_head
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 FAMILIES = {
     "llama_one_kv_head": 2,
     "qwen3": 2,
@@ -54,7 +54,7 @@ def one_thread():
 @pytest.mark.parametrize(("family", "size"), CASES)
 async def test_ranks_give_the_tokens_of_transformers(tmp_path, family, size):
     reference = write_checkpoint(tmp_path, family)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     config = ranks_config(tmp_path, tensor_parallel_size=size, max_num_batched_tokens=8)
     async with ranks_core(config) as ranks:
         tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
@@ -71,9 +71,9 @@ GRAPHS = {
 
 async def test_chunks_preemption_prefixes_and_graphs_together(tmp_path):
     reference = write_checkpoint(tmp_path, "qwen3")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
-    # 12 blocks of 4 tokens are too few for all four requests.
-    scarce = {"num_kv_blocks": 13, "max_num_batched_tokens": 8}
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
+    # 9 blocks of 4 tokens are too few for all four requests.
+    scarce = {"num_kv_blocks": 10, "max_num_batched_tokens": 8}
     config = ranks_config(tmp_path, tensor_parallel_size=2, **scarce, **GRAPHS)
     async with ranks_core(config) as ranks:
         for _ in range(2):
@@ -129,8 +129,8 @@ async def test_drafts_that_the_model_does_not_make(tmp_path, way):
 
 @pytest.mark.parametrize("level", [1, 2, 3] if PRODUCT else [3])
 async def test_compiled_ranks_capture_while_they_serve(tmp_path, level):
-    reference = write_checkpoint(tmp_path, "qwen3")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    reference = write_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     graphs = GRAPHS | {"capture_while_serving": True}
     if level == 1:
         graphs["cudagraph_mode"] = "full_decode_only"
@@ -162,8 +162,8 @@ def cold_start(folder, **layout):
 async def test_ranks_replay_provisional_graphs_until_all_have_compiled(
     tmp_path, monkeypatch, layout
 ):
-    reference = write_checkpoint(tmp_path, "qwen3")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    reference = write_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     gate = tmp_path / "gate"
     monkeypatch.setenv("ODD_GATE", str(gate))
     use_odd_ranks(monkeypatch, odd_rank.compiles_when_let, 1)
@@ -180,8 +180,8 @@ async def test_ranks_replay_provisional_graphs_until_all_have_compiled(
 
 
 async def test_a_model_that_one_rank_cannot_compile_runs_uncompiled_on_all(tmp_path, monkeypatch):
-    reference = write_checkpoint(tmp_path, "qwen3")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    reference = write_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     use_odd_ranks(monkeypatch, odd_rank.fails_to_compile, 1)
     async with ranks_core(cold_start(tmp_path, tensor_parallel_size=2)) as ranks:
         stats = ranks.core.stats()
@@ -223,7 +223,7 @@ def logprobs_of(sink):
 
 async def test_one_ranks_verdict_of_a_graph_holds_for_all(tmp_path, monkeypatch):
     reference = write_checkpoint(tmp_path, "llama")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     use_odd_ranks(monkeypatch, odd_rank.finds_faults, 1)
     graphs = GRAPHS | {"capture_while_serving": True}
     async with ranks_core(ranks_config(tmp_path, tensor_parallel_size=2, **graphs)) as ranks:
@@ -248,7 +248,7 @@ async def test_a_step_without_memory_costs_a_restart_only_where_ranks_differ(
     tmp_path, monkeypatch, ranks_out
 ):
     reference = write_checkpoint(tmp_path, "llama")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     use_odd_ranks(monkeypatch, odd_rank.runs_out_of_memory, *ranks_out)
     if len(ranks_out) == 1:  # no other failure is to be waited for
         monkeypatch.setattr(failure_agreement, "AGREEMENT_GRACE_S", 0.1)

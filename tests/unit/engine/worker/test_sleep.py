@@ -12,7 +12,7 @@ from services.engine.errors import EngineUnavailableError, SleepError
 from tests.support.adapters import linear_modules, merged_model, random_factors, write_adapter
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
 
@@ -34,7 +34,7 @@ def one_thread():
 
 
 def expected_tokens(model, num_tokens=NUM_TOKENS):
-    return [greedy_continuation(model, prompt, num_tokens) for prompt in PROMPTS]
+    return greedy_continuations(model, PROMPTS, num_tokens)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from tests.support import odd_rank
 from tests.support.odd_rank import use_odd_ranks
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core, start_error
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuation, greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
 
 PROMPTS = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48], [9], [5, 17, 3, 8]]
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 STAGES = {
     "two": {"pipeline_parallel_size": 2},
     "uneven": {"pipeline_parallel_size": 3, "pipeline_layers": [1, 3, 1]},
@@ -55,7 +55,7 @@ def one_thread():
 @pytest.mark.parametrize(("family", "split"), CASES)
 async def test_stages_give_the_tokens_of_transformers(tmp_path, family, split):
     reference = write_checkpoint(tmp_path, family, num_hidden_layers=5)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     config = ranks_config(tmp_path, max_num_batched_tokens=8, **STAGES[split])
     async with ranks_core(config) as ranks:
         tokens = await ranks.generate(PROMPTS, greedy_with(max_tokens=NUM_TOKENS))
@@ -67,9 +67,9 @@ async def test_stages_give_the_tokens_of_transformers(tmp_path, family, split):
 
 async def test_chunks_preemption_prefixes_and_graphs_together(tmp_path):
     reference = write_checkpoint(tmp_path, "qwen3", num_hidden_layers=5)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
-    # 12 blocks of 4 tokens are too few for all four requests.
-    scarce = {"num_kv_blocks": 13, "max_num_batched_tokens": 8}
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
+    # 9 blocks of 4 tokens are too few for all four requests.
+    scarce = {"num_kv_blocks": 10, "max_num_batched_tokens": 8}
     config = ranks_config(tmp_path, **STAGES["uneven"], **scarce, **GRAPHS)
     async with ranks_core(config) as ranks:
         for _ in range(2):
@@ -85,7 +85,7 @@ async def test_chunks_preemption_prefixes_and_graphs_together(tmp_path):
 async def test_compiled_stages_capture_while_they_serve(tmp_path, level):
     # Six like layers in the second stage: a few of them are traced for all.
     reference = write_checkpoint(tmp_path, "qwen3", num_hidden_layers=8)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     graphs = GRAPHS | {"capture_while_serving": True}
     if level == 1:
         graphs["cudagraph_mode"] = "full_decode_only"
@@ -110,7 +110,7 @@ async def test_compiled_stages_capture_while_they_serve(tmp_path, level):
 
 async def test_copies_of_what_was_received_reach_the_pieces(tmp_path):
     reference = write_checkpoint(tmp_path, "llama", num_hidden_layers=3)
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     graphs = GRAPHS | {"cudagraph_mode": "piecewise", "cudagraph_copy_inputs": True}
     config = ranks_config(tmp_path, pipeline_parallel_size=2, compilation_level=3, **graphs)
     async with ranks_core(config) as ranks:
@@ -142,7 +142,7 @@ async def test_sampling_and_log_probabilities_are_those_of_one_rank(tmp_path):
 @pytest.mark.parametrize("rank_out", [0, 1])
 async def test_a_stage_without_memory_costs_a_restart(tmp_path, monkeypatch, rank_out):
     reference = write_checkpoint(tmp_path, "llama")
-    expected = [greedy_continuation(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = greedy_continuations(reference, PROMPTS, NUM_TOKENS)
     use_odd_ranks(monkeypatch, odd_rank.runs_out_of_memory, rank_out)
     async with ranks_core(ranks_config(tmp_path, pipeline_parallel_size=2)) as ranks:
         monkeypatch.setenv("ODD_RANKS", "")

@@ -6,7 +6,10 @@ import signal
 import pytest
 import torch
 
+from models.cudagraph_mode import CUDAGraphMode
 from services.engine.kv_cache.recompute_rule import RecomputeRule
+from tests.support.compilation import compilation_config
+from tests.support.graph_engine import GraphEngine
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core, start_error
 from tests.support.step_driver import sampling as greedy_with
@@ -34,26 +37,28 @@ def loads_always(monkeypatch):
     monkeypatch.setattr(RecomputeRule, "observe_prompts", lambda *_: None)
 
 
-async def outputs(config) -> tuple[list[list[int]], int]:
-    """Each document's continuation, twice, and the tokens that came back."""
-    async with ranks_core(config) as ranks:
-        tokens = []
-        for prompt in (*DOCUMENTS, *DOCUMENTS):
-            tokens += await ranks.generate([prompt], greedy_with(max_tokens=3))
-        stats = ranks.core.stats()
-        return tokens, stats.counters.scheduler.tiers.hit_tokens
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A checkpoint, and each document's continuation in an engine that keeps none, twice."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, "qwen3_moe")
+    eager = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
+    engine = GraphEngine(folder, eager, num_blocks=SIZES["num_kv_blocks"])
+    tokens = [engine.run([prompt], 3)[0] for prompt in (*DOCUMENTS, *DOCUMENTS)]
+    assert engine.scheduler.counts.tiers.hit_tokens == 0
+    return folder, tokens
 
 
 @pytest.mark.usefixtures("loads_always")
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_ranks_bring_back_what_each_of_them_kept(tmp_path, layout):
-    write_checkpoint(tmp_path, "qwen3_moe")
-    flags = SIZES | LAYOUTS[layout]
-    expected, none = await outputs(ranks_config(tmp_path, **flags))
-    found, num_hits = await outputs(ranks_config(tmp_path, host_kv_gb=GIGABYTES, **flags))
-    assert found == expected
-    assert none == 0
-    assert num_hits >= 12 * 32
+async def test_ranks_bring_back_what_each_of_them_kept(kept, layout):
+    folder, expected = kept
+    config = ranks_config(folder, host_kv_gb=GIGABYTES, **SIZES, **LAYOUTS[layout])
+    async with ranks_core(config) as ranks:
+        for prompt, tokens in zip((*DOCUMENTS, *DOCUMENTS), expected, strict=True):
+            assert await ranks.generate([prompt], greedy_with(max_tokens=3)) == [tokens]
+        tiers = ranks.core.stats().counters.scheduler.tiers
+    assert tiers.hit_tokens >= 12 * 32
 
 
 async def test_the_next_worker_starts_with_an_empty_host(tmp_path):

@@ -22,7 +22,7 @@ from services.engine.errors import (
 from services.engine.scheduler.waiting_queue import WaitingQueue
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.ranks_core import ranks_config, ranks_core
-from tests.support.step_driver import greedy_continuation
+from tests.support.step_driver import greedy_continuation, greedy_continuations
 from tests.support.step_driver import sampling as greedy_with
 from tests.support.waiting import until
 
@@ -78,7 +78,7 @@ class Case:
 
     def expected(self, version, prompts=PROMPTS):
         model = copy.deepcopy(self.models[version])
-        return [greedy_continuation(model, prompt, NUM_TOKENS) for prompt in prompts]
+        return greedy_continuations(model, prompts, NUM_TOKENS)
 
     def spoiled(self, name, spoil):
         """Writes a copy of version 1 with other tensors; returns its name."""

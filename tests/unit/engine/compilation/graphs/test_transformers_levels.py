@@ -8,7 +8,7 @@ from services.engine.config.compilation import CompilationConfig
 from tests.support.foreign_checkpoints import generate, write_foreign_checkpoint
 from tests.support.graph_engine import GraphEngine
 
-NUM_OUTPUT = 24
+NUM_OUTPUT = 10
 ARCHITECTURES = (
     "StableLmForCausalLM",
     "CohereForCausalLM",

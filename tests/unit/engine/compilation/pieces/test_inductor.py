@@ -16,7 +16,7 @@ from tests.support.compiled_models import compile_at
 from tests.support.inductor_engine import NUM_OUTPUT, serve_compiled, write_served_checkpoint
 from tests.support.inductor_engine import PROMPTS as LONGER_PROMPTS
 from tests.support.random_checkpoints import write_checkpoint
-from tests.support.step_driver import StepDriver, greedy_continuation
+from tests.support.step_driver import StepDriver, greedy_continuations
 
 SHARED_KERNELS = Path(__file__).resolve().parents[5] / ".cache" / "inductor"
 PROMPTS = [[5, 17, 3], [44, 2, 9, 9, 31, 60, 7, 8, 1, 90], [12]]
@@ -76,7 +76,7 @@ def test_an_engine_serves_tuned_sizes_cold_and_from_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(SHARED_KERNELS))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     reference = write_served_checkpoint(tmp_path / "model")
-    expected = [greedy_continuation(reference, prompt, NUM_OUTPUT) for prompt in LONGER_PROMPTS]
+    expected = greedy_continuations(reference, LONGER_PROMPTS, NUM_OUTPUT)
     for is_warm in (False, True):
         served = serve_compiled(
             tmp_path / "model",

@@ -26,7 +26,7 @@ from tests.support.random_checkpoints import SHAPE, VARIANTS, write_checkpoint
 EXAMPLES = [torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)]
 SHAPES = {
     "qwen3": {"num_hidden_layers": 6},
-    "gpt_oss": {"num_hidden_layers": 8},
+    "gpt_oss": {"num_hidden_layers": 6},
     "glm4_moe_groups": {"num_hidden_layers": 7},
     "deepseek_v3": {"num_hidden_layers": 7},
 }

@@ -8,6 +8,7 @@ from tests.support.step_driver import (
     VOCAB_SIZE,
     StepDriver,
     greedy_continuation,
+    greedy_continuations,
     sampling,
 )
 
@@ -34,7 +35,7 @@ def reference(checkpoint):
 
 @pytest.fixture(scope="module")
 def expected(reference):
-    return [greedy_continuation(reference, prompt, NUM_OUTPUT) for prompt in PROMPTS]
+    return greedy_continuations(reference, PROMPTS, NUM_OUTPUT)
 
 
 def test_one_request_decodes_as_full_forward_passes_do(folder, expected):

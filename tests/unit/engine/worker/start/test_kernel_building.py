@@ -8,12 +8,24 @@ from services.engine.config.worker import WorkerConfig
 from services.engine.worker.start.kernel_building import KernelBuilding
 from tests.support.programs import run_building
 
-PRELUDE = """
+FEW_KERNELS = """
+from models.kernels.elementwise import rms_norm, table_entries
+from models.kernels.launching import kernel_builds
+from triton.runtime.jit import JITFunction
+
+modules = (rms_norm, table_entries)
+functions = [each for module in modules for each in vars(module).values()]
+functions = [each for each in functions if isinstance(each, JITFunction)]
+kernel_builds.kernel_functions = lambda: functions
+"""
+"""Processes load no others, which takes each of them seconds."""
+PROCESSES = """
 from services.engine.worker.start.build_processes import BuildProcesses
 from services.engine.worker.start.kernel_building import KernelBuilding, _load_kernel_functions
 
 processes = BuildProcesses.fork(_load_kernel_functions)
-
+"""
+STEPS = """
 import torch
 from models.kernels.sampling.penalize_tokens import penalize_tokens
 from models.kernels.elementwise.rms_norm import rms_norm
@@ -41,7 +53,8 @@ def soon():
 
 def others():
     write_entries(table, table[:2])
-
+"""
+WATCHED = """
 class Watched(BuildProcesses):
     orders = []
 
@@ -70,8 +83,8 @@ def start():
 ALL = "['_rms_norm_kernel'] * 4 + ['_write_entries_kernel']"
 
 
-def run(cache, program):
-    run_building(PRELUDE + dedent(program), kept=cache)
+def run(cache, program, *, before=""):
+    run_building(before + PROCESSES + STEPS + WATCHED + dedent(program), kept=cache)
 
 
 @pytest.mark.slow
@@ -102,7 +115,7 @@ def test_all_is_built_elsewhere_once_and_nothing_the_next_time(tmp_path):
 
 @pytest.mark.slow
 def test_only_what_is_missing_is_built(tmp_path):
-    run(tmp_path, "with absent_gpu(): others()")
+    run_building(FEW_KERNELS + STEPS + "with absent_gpu(): others()", kept=tmp_path)
     run(
         tmp_path,
         f"""
@@ -112,6 +125,7 @@ def test_only_what_is_missing_is_built(tmp_path):
         assert processes.orders == [(["_rms_norm_kernel"] * count, 0) for count in (2, 1, 1)]
         assert launched == {ALL}, launched
         """,
+        before=FEW_KERNELS,
     )
 
 

@@ -141,14 +141,12 @@ def folder(tmp_path_factory):
 
 WORKER = """
 import sys
-from pathlib import Path
 
+from services.engine.config.engine_config import EngineConfig
 from services.engine.worker.start.loaded_model import LoadedModel
 from services.engine.worker.start.model_trace import TraceProcess
-from tests.unit.engine.worker.start.test_model_trace import config_of
 
-folder, cache, has_unsendable = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "True"
-config = config_of(folder, cache)
+config, has_unsendable = EngineConfig.model_validate_json(sys.argv[1]), sys.argv[2] == "True"
 process = TraceProcess.fork(config)
 loaded = LoadedModel.load(config, may_trace_later=True)
 if has_unsendable:
@@ -166,8 +164,8 @@ assert (traced.traced.trace is None) == (not has_unsendable)
 def test_a_process_leaves_the_programs_on_disk_if_the_model_can_be_sent(
     folder, tmp_path, has_unsendable
 ):
-    arguments = [str(folder), str(tmp_path), str(has_unsendable)]
-    run_forked("-c", WORKER, *arguments).check_returncode()
+    config = config_of(folder, tmp_path).model_dump_json()
+    run_forked("-c", WORKER, config, str(has_unsendable)).check_returncode()
 
 
 def test_code_that_a_compiler_would_generate_is_left_to_this_process(folder, tmp_path):

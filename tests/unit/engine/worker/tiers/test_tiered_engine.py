@@ -24,7 +24,7 @@ CASES = {
     "mamba2": STATES | {"num_blocks": 2},
     "qwen3_5_odd": STATES,
 }
-NUM_ROUNDS = 12
+NUM_ROUNDS = 8
 
 
 def prompts_of(order: random.Random, documents) -> list[list[int]]:
