@@ -15,11 +15,7 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
     """
     parallel = config.parallel
     check_data_parallel(model, parallel.data_parallel_size)
-    if config.speculation.has_draft_model and set(model.cache_windows) == {STATE}:
-        raise ValueError(
-            f"--draft-model does not cover {model.architecture}: none of its layers keeps keys, "
-            "among whose blocks those of a draft model would be"
-        )
+    _check_drafts(config, model)
     if model.compression is not None:
         _check_compression(config, model)
     if config.worker.batch_invariant:
@@ -46,6 +42,20 @@ def check_model_fit(config: EngineConfig, model: ModelConfig) -> None:
         return
     _check_shares(model, parallel)
     _check_stages(model, parallel)
+
+
+def _check_drafts(config: EngineConfig, model: ModelConfig) -> None:
+    num_drafts, longest = config.speculation.num_speculative_tokens, model.max_position_embeddings
+    if longest <= num_drafts:
+        raise ValueError(
+            f"--num-speculative-tokens is {num_drafts}: it must be less than {longest}, the tokens "
+            f"of the longest sequence of {model.architecture}"
+        )
+    if config.speculation.has_draft_model and set(model.cache_windows) == {STATE}:
+        raise ValueError(
+            f"--draft-model does not cover {model.architecture}: none of its layers keeps keys, "
+            "among whose blocks those of a draft model would be"
+        )
 
 
 def _check_compression(config: EngineConfig, model: ModelConfig) -> None:

@@ -13,7 +13,11 @@ from services.engine.model_fit import check_model_fit
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.vision_variants import write_vision_checkpoint
 
-ODD_SIZES = {"llama": {"intermediate_size": 57}, "qwen3_moe": {"moe_intermediate_size": 13}}
+ODD_SIZES = {
+    "mistral_explicit_head": {"max_position_embeddings": 4},
+    "llama": {"intermediate_size": 57},
+    "qwen3_moe": {"moe_intermediate_size": 13},
+}
 
 
 def without_attention(folder):
@@ -55,6 +59,11 @@ def check(folder, variant, **flags):
             "qwen3",
             {"pipeline_parallel_size": 2, "model_impl": "transformers"},
             "--pipeline-parallel-size 2 does not cover transformers' modules",
+        ),
+        (
+            "mistral_explicit_head",
+            {"num_speculative_tokens": 4},
+            "tokens is 4: it must be less than 4, the",
         ),
         ("llama", {"tensor_parallel_size": 4}, "is 4: 57 inner features cannot"),
         ("qwen3", {"data_parallel_size": 2}, "--data-parallel-size 2 needs a model with experts"),

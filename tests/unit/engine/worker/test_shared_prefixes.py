@@ -3,7 +3,6 @@
 import random
 from collections import Counter, deque
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from services.engine.config.compilation_level import CompilationLevel
 from services.engine.replay.command import replay
 from services.engine.replay.config import ReplayConfig
 from services.engine.request import RequestStatus
-from services.engine.scheduler import shared_prefixes
 from services.engine.worker.inputs import prefix_plan
 from services.engine.worker.inputs.prefix_plan import PlannedPrefixes, PrefixBuffers
 from tests.support.compilation import compilation_config
@@ -122,18 +120,6 @@ def test_requests_with_drafts_share_and_make_the_same_tokens(
     assert len(with_drafts) > 3
     accepted = [read_int32(result.num_accepted_tokens).sum() for _, result in engine.steps]
     assert sum(accepted) > 5
-
-
-def test_tokens_are_the_same_if_a_plan_has_room_for_some_requests_of_a_prefix(tmp_path):
-    write_checkpoint(tmp_path, "qwen3")
-    drafts = {"lookup_sizes": (1, 3), "num_speculative_tokens": 3}
-    _, expected = run_engine(tmp_path, EAGER, 0, **drafts)
-    with mock.patch.object(shared_prefixes, "MOST_TILES", 4):
-        engine, tokens = run_engine(tmp_path, EAGER, 4, max_num_seqs=11, **drafts)
-    assert tokens == expected
-    # The longer one, and as many of the other's requests as fit beside it.
-    plans = prefixes_of(engine.steps)
-    assert any(len(counts) > 1 for counts in plans)
 
 
 def test_requests_that_come_go_and_are_preempted_make_the_same_tokens(tmp_path):
