@@ -67,9 +67,10 @@ async def test_no_text_of_a_model_breaks_a_body_a_stream_or_the_next_turn(form):
 
         for reply, path in itertools.product(ODD_REPLIES[form], BODIES):
             engine.script = says(reply)
+            engine.tokens_per_step = len(reply)
+            whole = json.loads(await answer(path), parse_constant=pytest.fail)
             # A long one in larger steps: each step is a message and an event.
             engine.tokens_per_step = 1 + len(reply) // 100
-            whole = json.loads(await answer(path), parse_constant=pytest.fail)
             lines = (await answer(path, stream=True)).decode().splitlines()
             told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
             events = [json.loads(each) for each in told if each != "[DONE]"]
@@ -78,6 +79,7 @@ async def test_no_text_of_a_model_breaks_a_body_a_stream_or_the_next_turn(form):
                 "response.completed",
             )
             engine.script = says("So be it.")
+            engine.tokens_per_step = len(reply)
             await answer(path, **next_turn(path, whole))
 
 

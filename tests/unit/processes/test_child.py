@@ -22,8 +22,14 @@ def hostile_folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("command", [child_command, python_command])
-@pytest.mark.parametrize("module", ["services.engine", "services.frontend", "services.client.cli"])
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (child_command, "services.engine"),
+        (child_command, "services.frontend"),
+        (python_command, "services.client.cli"),
+    ],
+)
 def test_a_module_runs_the_same_in_a_folder_that_shadows_its_imports(
     hostile_folder, command, module
 ):
