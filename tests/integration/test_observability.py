@@ -40,8 +40,10 @@ def services(collector, ports):
     module, flags = "tests.support.long_export_timeout", {"otlp_endpoint": collector.endpoint}
     engine = start_engine(module=module, **flags, metrics_port=ports["engine"])
     flags |= {"engine_address": engine.address, "metrics_port": ports["frontend"]}
-    with Stack(engine, ServiceProcess(module, flags)) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # ms; spans are else kept for seconds
+        with Stack(engine, ServiceProcess(module, flags)) as running:
+            yield running
 
 
 @pytest.fixture

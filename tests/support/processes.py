@@ -42,7 +42,12 @@ OWN_SETTINGS = {
     # Of a larger cache a start takes longer; this one holds 40,000 tokens of the tiny model.
     "OCTAVO_ENGINE_KV_CACHE_MEMORY_MB": "64",
 }
-_FORKED = ("services.engine", "services.frontend", "tests.support.steered_engine")
+_FORKED = (
+    "services.engine",
+    "services.frontend",
+    "tests.support.long_export_timeout",
+    "tests.support.steered_engine",
+)
 Flag = str | int | float | bool | Path
 _given_ports: set[int] = set()
 
