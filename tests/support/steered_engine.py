@@ -7,6 +7,7 @@ for one that has stopped and lets it go on.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -20,11 +21,14 @@ from services.engine import __main__ as engine
 from services.engine.core.engine_core import EngineCore
 from services.engine.scheduler import holdings
 from services.engine.worker import executor, rank_process
+from tests.support.waiting import until
 
 MODULE = "tests.support.steered_engine"
 DEADLY = 999
 WATCHED = "watch_began"
 """Log event of an engine whose steps a client begins to watch."""
+WORKER_STACK = b"services/engine/worker/process.py"
+"""Part of the stacks that a worker shows."""
 LEAST_PUSHBACK_MS = 2000
 """So that a client's few attempts last longer than a busy machine holds a test up."""
 _STOP_FILE = "STEERED_ENGINE_STOP_FILE"
@@ -51,10 +55,23 @@ def main() -> int:
     arguments, sys.argv[1:] = parser.parse_known_args()
     os.environ[_STOP_FILE] = arguments.stop_file
     rank_process.WORKER_MODULE = MODULE
-    executor.STACKS_GRACE_S = 6.0  # a busy machine may not let it show them sooner
+    executor.WorkerExecutor.show_stacks = _show_stacks
     holdings._MIN_RETRY_MS = LEAST_PUSHBACK_MS
     _announce_watchers()
     return engine.main()
+
+
+async def _show_stacks(workers: executor.WorkerExecutor) -> None:
+    """Waits for stacks instead of a time in which a busy machine may not let workers show them."""
+    num_before = _num_stacks_in_log()
+    for each in workers._ranks:
+        each.show_stacks()
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: _num_stacks_in_log() > num_before, pause_s=0.05)
+
+
+def _num_stacks_in_log() -> int:
+    return Path("/proc/self/fd/2").read_bytes().count(WORKER_STACK)
 
 
 def _announce_watchers() -> None:
