@@ -26,8 +26,10 @@ from tests.support.memory_slope import MemorySlopes
 from tests.support.processes import Stack, stack
 from tests.support.varied_prompts import varied_prompts
 
-SOAK_S = float(os.environ.get("OCTAVO_SOAK_S", "2"))
+SOAK_S = float(os.environ.get("OCTAVO_SOAK_S", "1"))
 WARM_UP_S = min(5.0, SOAK_S / 2)
+MAX_PAUSE_S = min(6.0, SOAK_S)
+"""Longest time from the services' recovery to the next fault."""
 STREAM_TIMEOUT_S = 240.0
 """No stream takes nearly this long, however slow the machine; one that does hangs."""
 MAX_RUNNING = 32
@@ -133,7 +135,7 @@ async def _break_things(services: Stack, seed: int, tally: Tally) -> None:
     """One fault after the other, each some seconds after the services have got over the last."""
     rng, last_fault = random.Random(seed), ""
     while True:
-        await asyncio.sleep(rng.uniform(2, 6))
+        await asyncio.sleep(rng.uniform(MAX_PAUSE_S / 3, MAX_PAUSE_S))
         # Two freezes in a row could hit a suspect twice, which then would rightly be to blame.
         choices = ["kill worker", "kill worker", "restart engine"]
         fault = rng.choice(choices + ["freeze worker"] * (last_fault != "freeze worker"))
