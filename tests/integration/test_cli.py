@@ -17,7 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.forked_program import run_octavo
+from tests.support.forked_program import ForkedProgram, run_octavo, start_octavo
+from tests.support.held import children
 from tests.support.processes import ROOT, free_port
 
 INSTALLED = Path(sys.prefix) / "bin" / "octavo"
@@ -209,9 +210,22 @@ def serving(folder):
         process.wait(60)
 
 
+@contextlib.contextmanager
+def forked(folder, *flags):
+    """`octavo serve` whose processes are forked, and what it writes."""
+    log = folder / "serve.log"
+    with log.open("wb") as output:
+        process = start_octavo("serve", *flags, output=output.fileno())
+    try:
+        yield process, log
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One for tests that leave it as it was, and for the one that ends it."""
+    """One for tests that leave it as it was, and for the one that kills it."""
     with serving(tmp_path_factory.mktemp("serve")) as running:
         yield running
 
@@ -250,22 +264,26 @@ class TestServe:
         _wait_for(log, r"(?s)starting it again.*frontend: ready", process)
         assert run_octavo("health", address, "--timeout-s", "60").returncode == 0
 
-    def test_sigint_stops_both_services_and_exits_0(self, shared):
-        process, address, log = shared
-        _wait_for(log, "talk to it", process)
-        finished = run_octavo("chat", "What is 7 + 5?", "--frontend", address, *GREEDY)
-        assert finished.returncode == 0
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert log.read_text().rstrip().endswith("stopped")
+    def test_sigint_stops_both_services_and_exits_0(self, tmp_path):
+        address = f"127.0.0.1:{free_port()}"
+        ports = ("--port", address.rpartition(":")[2], "--engine-port", "0", "--no-http")
+        with forked(tmp_path, *ports) as (process, log):
+            _wait_for(log, "talk to it", process)
+            finished = run_octavo("chat", "What is 7 + 5?", "--frontend", address, *GREEDY)
+            assert finished.returncode == 0
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(60) == 0
+            assert log.read_text().rstrip().endswith("stopped")
 
-    @pytest.mark.parametrize("moment", ["engine: starting on", "talk to it"])
-    def test_its_sudden_death_ends_every_process(self, serve, moment):
+    def test_its_sudden_death_as_it_starts_ends_every_process(self, serve):
         process, _, log = serve
-        _wait_for(log, moment, process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        assert psutil.wait_procs(children, timeout=60)[1] == []
+        _wait_for(log, "engine: starting on", process)
+        _assert_death_ends_all(process)
+
+    def test_its_sudden_death_ends_every_process(self, shared):
+        process, _, log = shared
+        _wait_for(log, "talk to it", process)
+        _assert_death_ends_all(process)
 
     @pytest.mark.parametrize(
         ("flags", "said"),
@@ -293,13 +311,11 @@ class TestServe:
 
 
 def test_models_share_a_card_and_a_killed_engine_comes_back_asleep(tmp_path):
-    log, other = tmp_path / "serve.log", tmp_path / "other"
+    other = tmp_path / "other"
     shutil.copytree(TINY, other)
-    command = [INSTALLED, "serve", str(TINY), "--model", str(other), "--port", "0"]
-    command += ["--engine-port", "0", "--http-port", "0", "--num-kv-blocks", "64"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output)
-    try:
+    flags = [TINY, "--model", other, "--port", "0"]
+    flags += ["--engine-port", "0", "--http-port", "0", "--num-kv-blocks", "64"]
+    with forked(tmp_path, *flags) as (process, log):
         _wait_for(log, "over HTTP", process)
         said = log.read_text()
         assert "tiny, other share the card: one is awake, sleep is of level 1" in said
@@ -309,27 +325,21 @@ def test_models_share_a_card_and_a_killed_engine_comes_back_asleep(tmp_path):
         )
         assert re.search(r"octavo chat --frontend \S+ --model tiny", said)
         [url] = re.findall(r"over HTTP: +(http://\S+)/v1", said)
+        [port] = re.findall(r"engine-1: starting on \S+:(\d+)", said)
 
         def ask(model):
             body = {"model": model, "prompt": "Hi", "max_tokens": 2}
             return httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code
 
         assert [ask("tiny"), ask("other"), ask("tiny")] == [200, 200, 200]
-        engines = [
-            child
-            for child in psutil.Process(process.pid).children()
-            if "services.engine" in child.cmdline()
-        ]
-        engines[0].kill()
+        [engine] = [each for each in children(process) if int(port) in _ports_of(each)]
+        engine.kill()
         _wait_for(log, r"(?s)starting it again.*engine-1: asleep after", process)
         assert ask("other") == 200
         while ask("tiny") == 503:
             time.sleep(0.05)
         assert ask("tiny") == 200
         assert process.poll() is None
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_start_of_a_shared_card(tmp_path):
@@ -338,13 +348,26 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_of_a_shared_card(tmp_path)
     for file in bad.glob("*.safetensors"):
         file.write_bytes(b"")
     ports = ("--port", "0", "--engine-port", "0", "--no-http")
-    finished = run_octavo("serve", *ports, "--model", str(TINY), "--model", str(bad))
+    models = ("--model", TINY, "--model", bad)
+    finished = run_octavo("serve", *ports, *models)
     assert finished.returncode == 1
     assert "octavo: engine-2 exited with 1" in finished.stderr
     assert "frontend: starting" not in finished.stderr
 
 
-def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:
+def _ports_of(process: psutil.Process) -> set[int]:
+    """Returns the ports on which a process listens."""
+    sockets = process.net_connections()
+    return {each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
+def _assert_death_ends_all(process: subprocess.Popen[bytes]) -> None:
+    others = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    assert psutil.wait_procs(others, timeout=60)[1] == []
+
+
+def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes] | ForkedProgram) -> None:
     deadline = time.monotonic() + 120
     while not re.search(pattern, log.read_text()):
         assert process.poll() is None, log.read_text()

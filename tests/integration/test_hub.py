@@ -1,6 +1,6 @@
 """Models by their names on a hub, which is one of our own on loopback."""
 
-import json
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.hub.fetch import OTHER_TOKENIZER_FILES, SMALL_FILES
 from tests.support.adapters import write_adapter
 from tests.support.damaged_checkpoints import SHARDS, copy_checkpoint, split_in_two
-from tests.support.forked_program import run_octavo
+from tests.support.forked_program import ForkedProgram, run_octavo, start_octavo
 from tests.support.hub import COMMIT, Hub, Repository
 from tests.support.processes import ROOT
 
@@ -51,6 +52,18 @@ def octavo(environment):
         return run_octavo(*arguments, environment=environment | variables)
 
     return run
+
+
+@contextlib.contextmanager
+def started(log: Path, environment: dict[str, str], *command: str):
+    """Runs a command that goes on until the block ends; yields it and what it writes."""
+    with log.open("wb") as output:
+        program = start_octavo(*command, environment=environment, output=output.fileno())
+    try:
+        yield program, log
+    finally:
+        program.terminate()
+        program.wait(60)
 
 
 def pulled(finished: subprocess.CompletedProcess[str]) -> Path:
@@ -241,39 +254,20 @@ def test_the_tools_need_no_weights(hub, octavo, tmp_path):
 
 
 def test_an_engine_starts_from_a_name_and_serves_under_it(hub, environment, tmp_path):
-    engine = subprocess.Popen(
-        [*OCTAVO, "engine", "--model", f"{NAME}@main", "--port", "0", "--log-format", "json"],
-        env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        port = _event(engine, "engine_listening")["port"]
-        _event(engine, "worker_became_ready")
-        listed = subprocess.run(
-            [*OCTAVO, "health", f"127.0.0.1:{port}"], cwd=ROOT, capture_output=True, check=False,
-            timeout=60,
-        )  # fmt: skip
-        assert listed.returncode == 0
-    finally:
-        engine.terminate()
-        engine.communicate(timeout=60)
+    flags = ["--model", f"{NAME}@main", "--port", "0", "--log-format", "json"]
+    with started(tmp_path / "log", environment, "engine", *flags) as (engine, log):
+        port = _found(engine, log, r'"port": (\d+).*"engine_listening"')
+        _found(engine, log, '("worker_became_ready")')
+        assert run_octavo("health", f"127.0.0.1:{port}").returncode == 0
 
 
 def test_serve_fetches_names_its_addresses_and_goes_on_without_the_hub(hub, environment, tmp_path):
-    log = tmp_path / "serve.log"
     flags = ["--port", "0", "--http-port", "0", "--engine-port", "0", "--model", NAME]
-    with log.open("w") as output:
-        serve = subprocess.Popen(
-            [*OCTAVO, "serve", *flags], env=environment, cwd=tmp_path, stderr=output
-        )
-    try:
-        base_url = _line(serve, log, r"over HTTP: +(\S+/v1)$")
-        _line(serve, log, r"watch it: +octavo stats --engine (\S+)$")
-        request = [sys.executable, "-c", _LIST_MODELS, f"{base_url}/models"]
-        models = subprocess.run(request, capture_output=True, text=True, timeout=60, check=True)
-        assert json.loads(models.stdout)["data"][0]["id"] == NAME
-    finally:
-        serve.terminate()
-        serve.wait(60)
+    with started(tmp_path / "log", environment, "serve", *flags) as (serve, log):
+        base_url = _found(serve, log, r"over HTTP: +(\S+/v1)$")
+        _found(serve, log, r"watch it: +octavo stats --engine (\S+)$")
+        models = httpx.get(f"{base_url}/models", timeout=60)
+        assert models.json()["data"][0]["id"] == NAME
 
 
 def test_a_folder_of_the_same_name_wins(hub, environment, tmp_path):
@@ -297,7 +291,6 @@ for name in sys.argv[1:]:
     except HubError as error:
         print(error)
 """
-_LIST_MODELS = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())"
 
 
 def _folder(path: Path) -> Path:
@@ -305,18 +298,9 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _event(process: subprocess.Popen[str], name: str) -> dict[str, object]:
-    assert process.stderr is not None
-    for line in process.stderr:
-        event = json.loads(line)
-        if event["event"] == name:
-            return event
-    raise AssertionError(f"it ended without {name}")
-
-
-def _line(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+def _found(program: ForkedProgram, log: Path, pattern: str) -> str:
     while not (match := re.search(pattern, log.read_text(), re.MULTILINE)):
-        assert process.poll() is None, log.read_text()
+        assert program.poll() is None, log.read_text()
         time.sleep(0.05)
     return match[1]
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import io
 import json
-import sys
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -19,7 +18,7 @@ from protos.frontend.v1 import frontend_pb2 as pb
 from tests.integration.conftest import Served
 from tests.support.byte_tokenizer import tokenizer_files
 from tests.support.engine_fleet import engine_fleet
-from tests.support.forked_program import run_forked
+from tests.support.forked_program import run_forked, run_octavo
 from tests.support.processes import free_port, stack
 from tests.support.vision import IMAGE_ID, TEMPLATE, vision_tokenizer
 from tests.support.vision_variants import write_vision_checkpoint
@@ -225,14 +224,12 @@ async def test_steps_with_an_image_from_before_the_recording_are_replayed(
     messages = [user("Again ", (data_url(photograph(9)),), "?")]
     first = await answered(client, messages)
     path = tmp_path / "trace.binpb"
-    recorder = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.client.cli", "record", "--out", path, "--steps", "8"),
-        *("--engine", seeing.services.engine.address),
-    )
+    command = ("record", "--out", path, "--steps", 8, "--engine", seeing.services.engine.address)
+    recorder = asyncio.create_task(asyncio.to_thread(run_octavo, *command))
     partial = path.with_name(path.name + ".part")
     await until(lambda: partial.exists() and partial.stat().st_size, timeout_s=60)
     assert await answered(client, messages) == first
-    assert await recorder.wait() == 0
+    assert (await recorder).returncode == 0
     command = ("services.engine", "replay", path, "--device", "cpu", "--model", folder)
     ended = await asyncio.to_thread(run_forked, *map(str, (*command, "--against", "eager")))
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -2,16 +2,15 @@
 
 import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import yaml
 
 from services.engine.config.engine_config import EngineConfig
-from tests.integration.test_kubernetes import OCTAVO, READY_TIMEOUT_S, ROOT, container, variables
+from tests.integration.test_kubernetes import READY_TIMEOUT_S, ROOT, container, variables
 from tests.support.certificates import LOOPBACK, Authority
-from tests.support.forked_program import run_octavo
+from tests.support.forked_program import run_octavo, start_octavo
 from tests.support.processes import free_port
 
 FOLDER = ROOT / "deploy" / "kubernetes-nodes"
@@ -102,9 +101,9 @@ def test_a_node_joins_the_engine_with_the_variables_of_the_manifests(tmp_path):
     head_variables = here(ENGINE_VARIABLES) | {"OCTAVO_ENGINE_TENSOR_PARALLEL_SIZE": "1"}
     head_words = ["engine", "--host", LOOPBACK, "--port", str(port)]
     node_words = NODE["template"]["spec"]["containers"][0]["args"]
-    head = subprocess.Popen([*OCTAVO, *head_words], env=head_variables, cwd=ROOT)
+    head = start_octavo(*head_words, environment=head_variables)
     node_variables = here(NODES["ConfigMap", "octavo-node"]["data"])
-    node = subprocess.Popen([*OCTAVO, *node_words], env=node_variables, cwd=ROOT)
+    node = start_octavo(*node_words, environment=node_variables)
     try:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while run_octavo("health", f"{LOOPBACK}:{port}", environment=head_variables).returncode:

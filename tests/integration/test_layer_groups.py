@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from models.loading.loader import load_model
 from services.engine.config.checkpoint import TINY_CHECKPOINT
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
-from tests.support.forked_program import run_forked
+from tests.support.forked_program import run_forked, run_octavo
 from tests.support.pace import stopped, together, until_live
 from tests.support.paged_runner import PagedRunner
 from tests.support.processes import start_engine
@@ -98,14 +97,6 @@ async def test_a_long_output_holds_one_window_of_blocks_in_every_other_layer(any
     assert stats.num_preemptions == 0
 
 
-async def run(*arguments):
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.client.cli", *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-
-
 async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(
     any_folder, tmp_path, stop_file
 ):
@@ -125,14 +116,14 @@ async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(
             outputs.append(start(PROMPT * 3, 60))
         async with stopped(engine):
             wanted = ("--out", path, "--steps", 45, "--engine", engine.address)
-            recorder = await run("record", *wanted)
+            recorder = asyncio.create_task(asyncio.to_thread(run_octavo, "record", *wanted))
             await until(lambda: WATCHED in engine.log, timeout_s=60)
             # Finds a prefix that was computed before the recording began.
             outputs.append(start(PROMPT * 3, 20))
             await until_live(engine, 4)
         await asyncio.gather(*outputs)
-        output = (await recorder.communicate())[0].decode()
-        assert recorder.returncode == 0, output
+        recorded = await recorder
+        assert recorded.returncode == 0, recorded.stderr
     assert any(row.num_computed_tokens > 2 * WINDOW for row in Recording.open(path).snapshot.rows)
     flags = ("--device", "cpu", "--model", folder, "--against", "full")
     command = ("services.engine", "replay", path, *flags)

@@ -1,16 +1,16 @@
 """`octavo record` beside a busy engine, and `octavo replay` of what it wrote, as processes."""
 
 import asyncio
+import os
 import random
 import signal
-import sys
 
 import pytest
 
 from services.engine.batch import pack_int32, read_int32
 from services.engine.replay.recording import Recording
 from tests.support.engine_client import engine_stub, generate, get_stats
-from tests.support.forked_program import run_forked
+from tests.support.forked_program import run_forked, start_octavo
 from tests.support.pace import stopped, together
 from tests.support.processes import start_engine
 from tests.support.recordings import edit_recording
@@ -35,14 +35,6 @@ NUM_RECORDED_BYTES = 2**14
 PREFIX = [5 + n for n in range(24)]
 
 
-async def client(*arguments):
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.client.cli", *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-
-
 async def load(stub, seed):
     """Eight chats that begin alike, greedy and random ones, none of them short."""
     order = random.Random(seed)
@@ -58,7 +50,7 @@ async def load(stub, seed):
 
 async def record(path, stop_file):
     """Records from the middle of one load until it is far into another."""
-    partial = path.with_name(path.name + ".part")
+    partial, log = path.with_name(path.name + ".part"), path.with_suffix(".log")
     flags = {**ENGINE, "module": MODULE, "stop_file": stop_file}
     async with start_engine(**flags) as engine, engine_stub(engine.address) as stub:
         async with together(engine, NUM_CHATS):
@@ -68,15 +60,17 @@ async def record(path, stop_file):
         async with together(engine, NUM_CHATS):
             second = asyncio.create_task(load(stub, 1))
         async with stopped(engine):
-            recorder = await client("record", "--out", path, "--engine", engine.address)
+            with log.open("wb") as output:
+                command = ("record", "--out", path, "--engine", engine.address)
+                recorder = start_octavo(*command, output=output.fileno())
             await until(lambda: WATCHED in engine.log, timeout_s=60)
         await second
         await load(stub, 3)
         await until(lambda: partial.stat().st_size > NUM_RECORDED_BYTES, timeout_s=60)
-        recorder.send_signal(signal.SIGINT)
-        output = (await recorder.communicate())[0].decode()
-        assert recorder.returncode == 0, output
-        return output, await get_stats(stub)
+        os.kill(recorder.pid, signal.SIGINT)
+        returncode = await asyncio.to_thread(recorder.wait, 60)
+        assert returncode == 0, log.read_text()
+        return log.read_text(), await get_stats(stub)
 
 
 @pytest.fixture(scope="module")

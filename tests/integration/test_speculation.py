@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import shutil
-import sys
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.support.draft_checkpoints import write_draft_checkpoint
 from tests.support.engine_client import begin, engine_stub, generate, get_stats
 from tests.support.forked_program import run_forked, run_octavo
 from tests.support.pace import stopped, together, until_aborted, until_live
-from tests.support.processes import ROOT, start_engine
+from tests.support.processes import start_engine
 from tests.support.random_checkpoints import SHAPE, write_checkpoint
 from tests.support.steered_engine import MODULE, WATCHED, stop_after
 from tests.support.waiting import until
@@ -168,16 +167,6 @@ def test_the_command_reports_how_many_drafts_are_accepted(folder):
     assert 0 < counts["accepted_draft_tokens"] <= counts["draft_tokens"]
 
 
-async def run(*arguments):
-    """Starts the command line."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.client.cli", *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        cwd=ROOT,
-    )
-
-
 async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tmp_path, stop_file):
     path = tmp_path / "trace.binpb"
     flags = {**LIMITS, "model": folder, "allow_watch_tokens": True, "num_speculative_tokens": 2}
@@ -195,15 +184,15 @@ async def test_a_recording_from_the_middle_of_outputs_can_be_replayed(folder, tm
             outputs.append(start([5, 17, 3] * 8, 40))
         async with stopped(engine):
             wanted = ("--out", path, "--steps", 30, "--engine", engine.address)
-            recorder = await run("record", *wanted)
+            recorder = asyncio.create_task(asyncio.to_thread(run_octavo, "record", *wanted))
             await until(lambda: WATCHED in engine.log, timeout_s=60)
             # Finds a prefix that was computed before the recording began.
             outputs.append(start([5, 17, 3] * 8, 20))
             await until_live(engine, 4)
         await asyncio.gather(*outputs)
         await start([70] * 9, 53)
-        output = (await recorder.communicate())[0].decode()
-        assert recorder.returncode == 0, output
+        recorded = await recorder
+        assert recorded.returncode == 0, recorded.stderr
     assert any(row.num_computed_tokens > 9 for row in Recording.open(path).snapshot.rows)
     flags = ("--device", "cpu", "--model", folder, "--against", "full")
     command = ("services.engine", "replay", path, *flags)

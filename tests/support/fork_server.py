@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from services.processes.child import die_with_parent
-from tests.support.forked_workers import workers_forked
+from tests.support.forked_workers import services_become_us, workers_forked
 
 _MAX_BYTES, _MAX_FDS = 2**17, 32
 
@@ -124,7 +124,7 @@ def _run(keeper_id: int, request: dict[str, Any], fds: list[int]) -> None:
         _run_text(*arguments)
         return
     sys.argv = [module, *arguments]
-    with workers_forked(socket.socket(fileno=server)):
+    with workers_forked(socket.socket(fileno=server)), services_become_us():
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -85,14 +85,36 @@ def start_service(service: str, *flags: str, environment: Mapping[str, str]) -> 
     return ForkedProgram(server, command, environment=environment)
 
 
+def start_octavo(
+    *arguments: object, environment: Mapping[str, str] = os.environ, output: int = 1
+) -> ForkedProgram:
+    """Forks a command of `octavo`, and the services that it starts or becomes.
+
+    output: the descriptor of standard output and error.
+    """
+    return ForkedProgram(
+        fork_server(*OF_SERVICES),
+        ["services.client", *map(str, arguments)],
+        environment=environment,
+        stdout=output,
+        stderr=output,
+    )
+
+
 def run_octavo(
-    *arguments: object, environment: Mapping[str, str] = os.environ, given: str = ""
+    *arguments: object,
+    modules: Sequence[str] = OF_SERVICES,
+    environment: Mapping[str, str] = os.environ,
+    given: str = "",
 ) -> subprocess.CompletedProcess:
-    """Runs a command of `octavo` to its end, as `run_forked` does, in the project's folder."""
+    """Runs a command of `octavo` to its end, as `run_forked` does, in the project's folder.
+
+    Services that it starts or becomes are forked too.
+    """
     return run_forked(
         "services.client",
         *map(str, arguments),
-        modules=["services.client.cli"],
+        modules=modules,
         environment=environment,
         given=given,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[2]
 _MODULE = "tests.support.fork_server"
 OF_SERVICES = (
+    "services.client.cli",
     "services.engine.server",
     "services.engine.worker.executor",
     "services.engine.worker.process",
@@ -20,7 +21,7 @@ OF_SERVICES = (
     "services.frontend.server",
     "torch._inductor",
 )
-"""Modules of services and of workers that compile; torch's take a process seconds to import."""
+"""Modules of services, of workers that compile and of commands; torch's take seconds to import."""
 
 
 def fork(
