@@ -71,12 +71,16 @@ class WeightsUpload:
         num_bytes = self._ends[-1] if self._ends else 0
         names = [each.name for each in tensors]
         self._tensors = tensors
-        self._kept = folder.make_copy(num_bytes + len(header), names)
-        self._file: BinaryIO = (self._kept.folder / FILE_NAME).open("xb")
-        self._file.write(header)
         self._num_written = self._index = 0
         self._digest = hashlib.sha256()
         self._skip_empty()
+        self._kept = folder.make_copy(num_bytes + len(header), names)
+        try:
+            self._file: BinaryIO = (self._kept.folder / FILE_NAME).open("xb")
+            self._file.write(header)
+        except BaseException:
+            self._kept.discard()
+            raise
 
     def write(self, data: bytes) -> None:
         """Writes the next bytes.

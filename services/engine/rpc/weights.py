@@ -1,8 +1,9 @@
 """Updates of the weights over gRPC: reading what callers send."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import Protocol, TypeVar
 
 from protos.engine.v1 import operator_pb2 as pb
 from services.engine.checkpoint.kept_weights import KeptWeights
@@ -44,7 +45,7 @@ async def update_from_host(weights: Weights, request: pb.UpdateWeightsRequest) -
     find = find if is_shared else partial(folder.find, request.folder)
 
     async def obtain() -> KeptWeights:
-        return await asyncio.to_thread(find, request.sha256)
+        return await _made(partial(find, request.sha256))
 
     await weights.update(_read_update(request.update), obtain)
 
@@ -72,7 +73,7 @@ async def _receive(weights: Weights, parts: "_Parts") -> KeptWeights:
         if len(tensors) > MAX_TENSORS:
             raise InvalidRequestError(f"an update has at most {MAX_TENSORS} tensors")
         part = await parts.next()
-    upload = await asyncio.to_thread(WeightsUpload, weights.folder, tensors)
+    upload = await _made(partial(WeightsUpload, weights.folder, tensors))
     try:
         while part is not None:
             await asyncio.to_thread(upload.write, _data_of(part))
@@ -81,6 +82,28 @@ async def _receive(weights: Weights, parts: "_Parts") -> KeptWeights:
     except BaseException:
         upload.discard()
         raise
+
+
+class _Discardable(Protocol):
+    def discard(self) -> None: ...
+
+
+_Copy = TypeVar("_Copy", bound=_Discardable)
+
+
+async def _made(make: Callable[[], _Copy]) -> _Copy:
+    """Makes a copy in a thread, which goes if the caller leaves meanwhile."""
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_discard)
+        raise
+
+
+def _discard(making: "asyncio.Future[_Copy]") -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().discard()
 
 
 class _Parts:

@@ -40,7 +40,8 @@ def test_images_are_served_beside_drafts_without_flags(tmp_path):
     write_vision_checkpoint(tmp_path, "gemma3")
     assert fitted(tmp_path) == DEFAULT
     drafts = {"speculative_method": "ngram", "num_speculative_tokens": 4}
-    assert fitted(tmp_path, **drafts) == FEWER_SEQS
+    assert fitted(tmp_path, **drafts) == DEFAULT
+    assert fitted(tmp_path, **drafts, max_num_batched_tokens=2048) == FEWER_SEQS
 
 
 def test_what_fits_neither_number_is_refused_with_the_flags_that_were_given(long_model):

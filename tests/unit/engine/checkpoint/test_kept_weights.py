@@ -95,6 +95,13 @@ def test_bad_descriptions_are_refused_before_any_byte(folder, reason):
         WeightsUpload(folder, BAD[reason])
 
 
+def test_a_wrong_digest_of_an_empty_tensor_leaves_no_copy(folder, tmp_path):
+    tensor = SentTensor(name="a", dtype="F32", shape=(0,), sha256=bytes(32))
+    with pytest.raises(InvalidRequestError, match="the SHA-256 of tensor a"):
+        WeightsUpload(folder, [tensor])
+    assert not list(tmp_path.glob("*/copy-*"))
+
+
 def test_folders_are_found_under_the_root_alone(folder, tmp_path):
     inner = tmp_path / "hub" / "step"
     inner.mkdir(parents=True)

@@ -45,7 +45,7 @@ def test_settings_of_inductor_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("variant", "num_ranks", "reason"),
     [
-        ("deepseek_v32", 1, "chooses its tokens, which DeepseekV32ForCausalLM has"),
+        ("deepseek_v4", 1, "which DeepseekV4ForCausalLM has"),
         ("olmo2", 2, "Olmo2ForCausalLM with --tensor-parallel-size 2"),
     ],
 )
