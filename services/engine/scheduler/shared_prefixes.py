@@ -280,14 +280,16 @@ def _together(requests: Sequence[Request], prefixes: Iterable[Prefix]) -> list[R
 
 
 def _parts(prefixes: Iterable[Prefix]) -> list[Prefix]:
-    """Returns prefixes, shorter ones first, each cut by the last one before of its requests."""
-    parts, ends = [], dict[int, int]()
+    """Returns prefixes, shorter ones first, each cut by the last part before of its requests."""
+    parts, last = list[Prefix](), dict[int, int]()
     for prefix in prefixes:
-        by_start: dict[int, list[Request]] = {}
+        by_last: dict[int, list[Request]] = {}
         for each in prefix.requests:
-            by_start.setdefault(ends.get(id(each), 0), []).append(each)
-            ends[id(each)] = prefix.end
-        parts += [Prefix(each, start, prefix.end) for start, each in by_start.items()]
+            by_last.setdefault(last.get(id(each), -1), []).append(each)
+        for number, requests in by_last.items():
+            start = 0 if number < 0 else parts[number].end
+            last |= dict.fromkeys(map(id, requests), len(parts))
+            parts.append(Prefix(requests, start, prefix.end))
     return parts
 
 

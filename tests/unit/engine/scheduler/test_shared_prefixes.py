@@ -54,7 +54,8 @@ def check(found):
     for group, start, end in sorted(found, key=lambda prefix: prefix.end):
         assert len({tuple(request.block_ids[:end]) for request in group}) == 1
         assert min(len(request.block_ids) for request in group) >= end > start
-        assert {before.get(id(request), [0])[-1] for request in group} == {start}
+        (ends,) = {tuple(before.get(id(request), [0])) for request in group}
+        assert ends[-1] == start
         for request in group:
             before.setdefault(id(request), [0]).append(end)
     assert all(len(ends) - 1 <= MOST_NESTED for ends in before.values())
@@ -185,6 +186,21 @@ def test_more_requests_than_a_plan_holds_share_a_prefix_and_longer_ones(q_len, n
     others = MOST_TILES * TILE_QUERIES // q_len - 128
     # Those of longer prefixes read all of their blocks in these, and leave others room.
     assert counts == [(others, 0, 40), *([(16, 0, 100)] * 8)]
+
+
+def test_a_prefix_that_is_cut_cuts_all_longer_ones_of_its_requests():
+    """Workers refuse a prefix of requests that do not all have the same ones before it."""
+    tables = [
+        [1, *range(2, 42), *range(1000 * (i // 12 + 1), 1000 * (i // 12 + 1) + 40), 10**6 + i]
+        for i in range(408)
+    ] + [[1, 2 * 10**6 + i] for i in range(192)]
+    requests = [SimpleNamespace(block_ids=table) for table in tables]
+    fitting = shared_prefixes._fitting(SharedPrefixFinder(limits_of()).find(requests), 1)
+    check(fitting)
+    assert sum(num_tiles(each, 1) for each in fitting) <= MOST_TILES
+    counts = [(len(each.requests), each.start, each.end) for each in fitting]
+    assert counts[:3] == [(32, 0, 1), (376, 0, 41), (32, 1, 41)]
+    assert sorted(counts[3:]) == [(4, 41, 81), (8, 41, 81), *([(12, 41, 81)] * 33)]
 
 
 def test_the_first_group_of_layers_is_looked_at():
