@@ -184,9 +184,10 @@ class GenerateCall(OutputSink):
             while not all(output.is_told for output in self._outputs):
                 await self._wake.wait()
                 self._wake.clear()
+                error = self._error  # one that comes during a write comes after more output
                 await self._tell()
-                if self._error is not None:
-                    await self._fail(message, self._error)
+                if error is not None:
+                    await self._fail(message, error)
                     return
         finally:
             self.abort()
