@@ -101,6 +101,12 @@ class PairRules:
         self._num_pairs += 1
         quote = "" if _PLAIN_NAME.fullmatch(name) else self._form["quote"]
         named = f"{name}{quote}{self._form['assign']}"
+        ends_early = not quote and self._form["begin"] and self._form["assign"] in name
+        if ends_early or (self._form["elements"] and name.startswith("/")):
+            raise InvalidRequestError(
+                f"the property {name!r:.64} has a name that the model's format of calls"
+                " cannot write"
+            )
         if schema is not True and not isinstance(schema, dict):
             raise InvalidRequestError(f"the property {name!r:.64} has no schema of its own")
         end = f"{self._form['end']}{named}" if self._form["elements"] else self._form["end"]

@@ -328,6 +328,16 @@ NESTED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("minimax_m3", "a>b"), ("minimax_m3", "/a"), ("minimax_m2", 'a">b'), ("seed_oss", "a>b")],
+)
+def test_a_name_that_would_end_its_tag_is_refused(name, named):
+    form = pairs_of(FORMATS[name], {"properties": {named: {}}})
+    with pytest.raises(InvalidRequestError, match="cannot write"):
+        grammar_text(structured_output_of(form, 2**16))
+
+
 @pytest.mark.parametrize("name", ["gemma4", "minimax_m3"])
 def test_values_that_are_no_json_follow_their_schemas_at_any_depth(name):
     follower = Follower(FORMATS[name])
