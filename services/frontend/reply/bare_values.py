@@ -68,15 +68,16 @@ class ArgumentSchemas:
     def within(self, name: str) -> "ArgumentSchemas":
         """Returns the schemas of what is in an argument."""
         if name not in self._within:
-            own = self.by_name.get(name, self._other)
-            self._within[name] = ArgumentSchemas(self._root, {} if own is None else own)
+            all_members = [_object(part, "properties") for part in self.parts]
+            own = [members[name] for members in all_members if name in members]
+            self._within[name] = ArgumentSchemas(self._root, _either(own or [self._other]))
         return self._within[name]
 
     @cached_property
     def items(self) -> "ArgumentSchemas":
         """The schemas of what is in the items of a list."""
-        own = next((part["items"] for part in self.parts if "items" in part), None)
-        return ArgumentSchemas(self._root, {} if own is None else own)
+        own = [part["items"] for part in self.parts if "items" in part]
+        return ArgumentSchemas(self._root, _either(own or [{}]))
 
     @property
     def is_list(self) -> bool:
@@ -153,6 +154,14 @@ class ArgumentSchemas:
             else:
                 target = target.get(name) if isinstance(target, dict) else None
         return target
+
+
+def _either(schemas: list[Any]) -> Any:
+    """Returns the schema of a value that has one of some schemas."""
+    choices = list({id(each): {} if each is None else each for each in schemas}.values())
+    # Where all are strings, grammars write them bare.
+    are_strings = all(isinstance(each, dict) and each.get("type") == "string" for each in choices)
+    return choices[0] if are_strings or len(choices) == 1 else {"anyOf": choices}
 
 
 def _kind(text: str) -> str | None:

@@ -386,6 +386,14 @@ M3_SCHEMA = {
         "none": {"type": "array"},
         "empty": {"type": "object"},
         "item": {"type": "object", "properties": {"item": {"type": "string"}}},
+        "filter": {
+            "anyOf": [
+                {"type": "object", "properties": {"of": {"const": "s"}, "is": {"type": "string"}}},
+                {"type": "object", "properties": {"of": {"const": "n"}, "is": {"type": "number"}}},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "boolean"}},
+            ]
+        },
     },
     "$defs": {
         "order": {
@@ -407,6 +415,9 @@ M3_SCHEMA = {
             {"orders": [{"sku": "007", "counts": [1, 2]}, {}], "none": [], "empty": {}},
         ),
         ("<item><item>1</item></item>", {"item": {"item": "1"}}),
+        ("<filter><of>n</of><is>5</is></filter>", {"filter": {"of": "n", "is": 5}}),
+        ("<filter><of>s</of><is>x</is></filter>", {"filter": {"of": "s", "is": "x"}}),
+        ("<filter><item>true</item></filter>", {"filter": [True]}),
         ("<own><a>1</a><b>x</b></own>", {"own": {"a": 1, "b": "x"}}),
         ("<own><item>1</item><item>x</item></own>", {"own": [1, "x"]}),
         ('<orders>[{"sku": "1"}]</orders>', {"orders": [{"sku": "1"}]}),
