@@ -33,6 +33,7 @@ LARGEST = {
     "qk_rope_head_dim": 2**11,
     "v_head_dim": 2**11,
     "index_head_dim": 2**11,
+    "patch_size": 2**10,
     "hc_mult": 2**6,
     "hc_sinkhorn_iters": 2**10,
     "o_groups": 2**9,

@@ -13,6 +13,8 @@ from models.config_sections.vision import (
     read_shape,
 )
 
+_NAMES = {"attention_heads": "num_attention_heads", "layer_norm_eps": "rms_norm_eps"}
+"""Another name of a field -> the name that transformers writes."""
 _DEFAULTS = TowerDefaults(120120, 40, 1536, 6144, 16, 16, ("gelu",))
 
 
@@ -43,6 +45,8 @@ class HyV4VisionConfig(VisionConfig):
 
 def read_hy_v4(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     """Reads the tower from the whole, its text and this part."""
+    named = {_NAMES.get(name, name): value for name, value in fields.values.items()}
+    fields = Fields(fields.file, named | fields.values, fields.prefix)
     shape = read_shape(whole, text, fields, _DEFAULTS)
     fields.choice("interpolate_mode", ("bilinear",), "bilinear")
     if fields.count("out_hidden_size", 6144) != shape["out_size"]:

@@ -187,6 +187,25 @@ def test_minimax_m3s_published_names_are_those_of_transformers(tmp_path):
     assert torch.equal(vectors(load(tmp_path)), expected)
 
 
+def test_patches_that_no_encoder_has_are_refused(folder):
+    change_config(folder, "vision_config", patch_size=2**11)
+    with pytest.raises(ConfigError, match="patch_size is 2048; it must be at most 1024"):
+        ModelConfig.from_folder(folder, sees_images=True)
+
+
+@pytest.mark.families
+def test_hy4s_fields_have_other_names_too(tmp_path):
+    write_vision_checkpoint(tmp_path, "hy_v4")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    tower = config["vision_config"]
+    del tower["num_attention_heads"], tower["rms_norm_eps"]
+    tower |= {"attention_heads": 3, "layer_norm_eps": 1e-3}
+    file.write_text(json.dumps(config))
+    vision = ModelConfig.from_folder(tmp_path, sees_images=True).vision
+    assert (vision.num_heads, vision.norm_eps) == (3, 1e-3)
+
+
 @pytest.mark.parametrize("sides", [[2.0, 2.0], [True, True], [2, 3], [5, 5], 2, None])
 def test_kimi_joins_squares_of_a_small_side(tmp_path, sides):
     write_vision_checkpoint(tmp_path, "kimi")
