@@ -15,7 +15,7 @@ from protos.frontend.v1 import frontend_pb2 as pb
 from protos.frontend.v1.frontend_pb2_grpc import FrontendServiceStub
 from tests.support.engine_client import begin, engine_stub, generate
 from tests.support.held import assert_all_is_given_back, held_by, worker_of
-from tests.support.pace import frozen, stopped, until_live
+from tests.support.pace import frozen, stopped, together, until_live
 from tests.support.processes import ServiceProcess, Stack, stack, start_engine, start_frontend
 from tests.support.steered_engine import MODULE, stop_after
 from tests.support.waiting import until
@@ -69,10 +69,12 @@ class TestEngine:
             client_of(other) as other_stub,
         ):
             baseline = await held_by(services.engine)
-            answers, others = (aiter(each.Generate(request(1500))) for each in (stub, other_stub))
-            await asyncio.gather(anext(answers), anext(others))
-            stop_after(stop_file, 5)
+            stop_after(stop_file, 20)
+            async with together(services.engine, 2):
+                calls = [each.Generate(request(500)) for each in (stub, other_stub)]
+            answers, others = map(aiter, calls)
             async with stopped(services.engine):
+                await asyncio.gather(anext(answers), anext(others))
                 services.engine.signal(signal.SIGSTOP)
                 await asyncio.gather(
                     assert_unavailable(answers, reason=f"it was silent for {SILENCE_LIMIT_S} s"),
