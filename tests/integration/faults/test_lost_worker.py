@@ -80,8 +80,8 @@ async def interrupted(
 
 @pytest.fixture(scope="module")
 def services(stop_file):
-    # A step may take longer than a busy machine holds up a worker that is well.
-    flags = {"step_timeout_s": 6, "worker_patience_s": 300}
+    # A busy machine may hold up a worker that is well for most of the time that a step may take.
+    flags = {"step_timeout_s": 10, "worker_patience_s": 300}
     with stack(engine={"module": MODULE, "stop_file": stop_file, **flags}) as running:
         yield running
 
