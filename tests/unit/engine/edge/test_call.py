@@ -1,4 +1,4 @@
-"""What a call writes while its requests run."""
+"""The output of a call whose caller reads slowly, or whose requests fail."""
 
 import asyncio
 from types import SimpleNamespace
