@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +94,20 @@ def joined_calls(pieces: Iterable[CallPiece]) -> list[CallPiece]:
     ]
 
 
-def merged(deltas: Sequence[Delta]) -> list[Delta]:
+def merged(deltas: list[Delta]) -> list[Delta]:
     """Joins neighbours of one kind."""
-    merged: list[Delta] = []
-    for delta in deltas:
-        last = merged[-1] if merged else None
-        match last, delta:
-            case Content(), Content():
-                merged[-1] = Content(last.text + delta.text)
-            case Reasoning(), Reasoning():
-                merged[-1] = Reasoning(last.text + delta.text)
-            case CallArguments(), CallArguments() if last.index == delta.index:
-                merged[-1] = CallArguments(last.index, last.text + delta.text)
-            case _:
-                merged.append(delta)
-    return merged
+    if len(deltas) < 2:
+        return deltas
+    joined: list[Delta] = []
+    for _, group in groupby(deltas, key=_kind_of):
+        first, *others = group
+        if isinstance(first, CallStart):
+            joined += [first, *others]
+        else:
+            texts = [each.text for each in others if not isinstance(each, CallStart)]
+            joined.append(replace(first, text="".join([first.text, *texts])))
+    return joined
+
+
+def _kind_of(delta: Delta) -> tuple[type[Delta], int | None]:
+    return type(delta), delta.index if isinstance(delta, CallStart | CallArguments) else None

@@ -13,6 +13,8 @@ Emit = Callable[[str], None]
 """Takes text that is passed on."""
 Wait = Generator[None, None, None]
 
+_PIECE = 2**12
+"""Characters that are pushed at once: each step of a reader moves what is not read yet."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _WORD = re.compile(r"[\w.-]*")
 _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
@@ -374,16 +376,26 @@ class IncomingText:
             emit(self._take(length))
 
 
+def pieces_of(text: str) -> Sequence[str]:
+    """Cuts a text in pieces to push, so that the time of a long one grows with its length alone."""
+    if len(text) <= _PIECE:
+        return (text,)
+    return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+
+
 def first_object(text: str) -> str:
     """Returns the JSON object that a text begins with, or the text if it begins with none."""
-    incoming, pieces = IncomingText(), list[str]()
-    incoming.push(text.strip())
-    incoming.end()
     if not text.lstrip().startswith("{"):
         return text
+    incoming, found = IncomingText(), list[str]()
+    reading = incoming.json_value(found.append)
     try:
-        for _ in incoming.json_value(pieces.append):
+        for piece in pieces_of(text.strip()):
+            incoming.push(piece)
+            next(reading, None)
+        incoming.end()
+        for _ in reading:
             raise AssertionError("it waits for text after the end")
     except UnexpectedTextError:
         return text
-    return "".join(pieces)
+    return "".join(found)

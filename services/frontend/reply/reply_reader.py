@@ -24,6 +24,7 @@ from services.frontend.reply.incoming_text import (
     UnexpectedTextError,
     Wait,
     first_object,
+    pieces_of,
 )
 from services.frontend.text.surrogates import without_halves
 
@@ -98,8 +99,9 @@ class ReplyReader(ABC):
 
     def push(self, text: str) -> list[Delta]:
         """Takes more text and returns the pieces that it completes."""
-        self._text.push(text)
-        next(self._reading, None)
+        for piece in pieces_of(text):
+            self._text.push(piece)
+            next(self._reading, None)
         return self._take_deltas()
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:

@@ -22,6 +22,7 @@ from services.frontend.reply.formats.mistral import MistralReader
 from services.frontend.reply.formats.pythonic import PythonicReader
 from services.frontend.reply.formats.qwen3_coder import Qwen3CoderReader
 from services.frontend.reply.formats.seed_oss import SeedOssReader
+from services.frontend.reply.incoming_text import IncomingText, first_object
 from services.frontend.reply.reply_reader import ReplyReader
 
 TOOLS = {
@@ -218,6 +219,26 @@ def test_a_reply_in_pieces_is_the_same_as_whole(name: str) -> None:
 
         assert [(name, json.loads(text)) for name, text in calls_of(deltas)] == CALLS
         assert (reasoning_of(deltas), content_of(deltas)) == (reasoning, content)
+
+
+def test_a_long_text_that_comes_at_once_is_read_in_short_pieces(monkeypatch) -> None:
+    """Each step of a reader moves what is left, so all at once would take long by its square."""
+    lengths, push = [], IncomingText.push
+
+    def note_length(text: IncomingText, piece: str) -> None:
+        lengths.append(len(piece))
+        push(text, piece)
+
+    monkeypatch.setattr(IncomingText, "push", note_length)
+    arguments = json.dumps({"list": [{"key": number} for number in range(2000)]})
+    reply = f'<tool_call>\n{{"name": "now", "arguments": {arguments}}}\n</tool_call>'
+
+    deltas = read(HermesReader(TOOLS), [reply])
+
+    assert calls_of(deltas) == [("now", arguments)]
+    assert len(deltas) == 2
+    assert first_object(arguments + " and more") == arguments
+    assert max(lengths) <= 2**12
 
 
 @everywhere
