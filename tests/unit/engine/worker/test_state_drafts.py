@@ -17,7 +17,7 @@ from tests.support.state_variants import STATE_VARIANTS
 CPU = torch.device("cpu")
 LONG = [(7 * i * i + 3 * i + 11) % 90 for i in range(200)]
 PROMPTS = [LONG[:3], LONG[:100], LONG[50:115], LONG[:70] + LONG[120:150], LONG[5:6], LONG[:130]]
-NUM_OUTPUT = 32
+NUM_OUTPUT = 64
 EAGER = compilation_config(cudagraph_mode=CUDAGraphMode.NONE)
 GRAPHS = compilation_config(
     cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_capture_sizes=(2, 4, 8)
