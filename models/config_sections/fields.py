@@ -2,6 +2,7 @@
 
 import json
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -167,6 +168,11 @@ class Fields:
         """Returns the fields with defaults for absent ones."""
         given = {name: value for name, value in self.values.items() if value is not None}
         return Fields(self.file, {**defaults, **given}, self.prefix)
+
+    def renamed(self, names: Mapping[str, str]) -> "Fields":
+        """Returns the fields, also by other names (old -> new) where nothing has these."""
+        named = {names.get(name, name): value for name, value in self.values.items()}
+        return Fields(self.file, named | self.values, self.prefix)
 
     def architecture(self) -> str:
         """Reads the name of the model class."""

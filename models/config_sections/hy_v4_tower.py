@@ -45,8 +45,7 @@ class HyV4VisionConfig(VisionConfig):
 
 def read_hy_v4(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     """Reads the tower from the whole, its text and this part."""
-    named = {_NAMES.get(name, name): value for name, value in fields.values.items()}
-    fields = Fields(fields.file, named | fields.values, fields.prefix)
+    fields = fields.renamed(_NAMES)
     shape = read_shape(whole, text, fields, _DEFAULTS)
     fields.choice("interpolate_mode", ("bilinear",), "bilinear")
     if fields.count("out_hidden_size", 6144) != shape["out_size"]:

@@ -37,9 +37,7 @@ class KimiVisionConfig(VisionConfig):
 
 def read_kimi(whole: Fields, text: Fields, fields: Fields) -> VisionConfig:
     """Reads the tower from the whole, its text and this part."""
-    given = fields.values
-    named = {_NAMES.get(name, name): value for name, value in given.items()} | given
-    fields = Fields(fields.file, named, fields.prefix)
+    fields = fields.renamed(_NAMES)
     sides = fields.values.get("merge_kernel_size", [2, 2])
     is_square = sides in ([1, 1], [2, 2], [3, 3], [4, 4])
     if not is_square or any(type(side) is not int for side in sides):

@@ -17,13 +17,13 @@ from services.frontend.reply.deltas import (
     Reasoning,
     merged,
 )
+from services.frontend.reply.first_object import first_object
 from services.frontend.reply.incoming_text import (
     CutOffError,
     Emit,
     IncomingText,
     UnexpectedTextError,
     Wait,
-    first_object,
     pieces_of,
 )
 from services.frontend.text.surrogates import without_halves

@@ -306,8 +306,7 @@ def latent_attention(
     chosen: [T, n] int32, positions of the tokens that each query attends to; None: all.
     sinks: [H], scores that join each head's softmax without a key; or None.
     is_prefill: whether a query of several tokens may be a prompt chunk.
-    is_invariant: with chosen tokens, one program attends to all of a query's, in their order, with
-        as many heads whatever the step: the bits of a row depend on its sequence alone.
+    is_invariant: with chosen tokens, a row's bits depend on its sequence alone (one program each).
 
     Raises:
         ValueError: there are more than MOST_TOKENS, or a cache entry is not a multiple of 16 bytes;

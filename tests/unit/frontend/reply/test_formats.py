@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from services.frontend.reply.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from services.frontend.reply.first_object import first_object
 from services.frontend.reply.formats.deepseek import DeepseekV3Reader, DeepseekV31Reader
 from services.frontend.reply.formats.gemma4 import MAX_DEPTH, Gemma4Reader
 from services.frontend.reply.formats.glm4 import Glm4Reader
@@ -22,7 +23,7 @@ from services.frontend.reply.formats.mistral import MistralReader
 from services.frontend.reply.formats.pythonic import PythonicReader
 from services.frontend.reply.formats.qwen3_coder import Qwen3CoderReader
 from services.frontend.reply.formats.seed_oss import SeedOssReader
-from services.frontend.reply.incoming_text import IncomingText, first_object
+from services.frontend.reply.incoming_text import IncomingText
 from services.frontend.reply.reply_reader import ReplyReader
 
 TOOLS = {
